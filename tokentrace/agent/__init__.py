@@ -1,0 +1,1 @@
+"""Agent: the part that runs inside a serving process. Standard library only."""

@@ -1,0 +1,1 @@
+"""Ways out of a Trace. Nothing else speaks OTLP, Jaeger, Perfetto or HTML."""

@@ -1,0 +1,1 @@
+"""The local engine: a small real model behind an OpenAI-compatible server."""

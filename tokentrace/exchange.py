@@ -1,0 +1,102 @@
+"""One request and its reply, as the client saw them. Written by `tokentrace.client`, read by the probes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from tokentrace.errors import EndpointError
+
+#: Kinds of things that arrive on a stream. Only content, reasoning and tool carry tokens.
+CHUNK_KINDS = ("role", "content", "reasoning", "tool", "finish", "usage", "keepalive", "error", "done", "other")
+
+
+@dataclass(slots=True)
+class Phase:
+    """A stretch of the client's own work or waiting: dns, connect, tls, send, wait, stream."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Chunk:
+    """One server-sent event (or comment) and when its last byte arrived."""
+
+    time_ns: int
+    kind: str
+    text: str = ""
+    choice: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One streaming chat request from the first byte sent to the last one received.
+
+    `error` is set when the reply did not come or was not usable; everything seen until then is still here.
+    Headers that carry a key are never stored.
+    """
+
+    url: str
+    model: str
+    span_id: int
+    traceparent: str
+    request: dict[str, Any] = field(default_factory=dict)
+    request_bytes: int = 0
+    start_ns: int = 0
+    end_ns: int = 0
+    phases: list[Phase] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    status_code: int = 0
+    http_version: str = ""
+    content_type: str = ""
+    response_headers: dict[str, str] = field(default_factory=dict)
+    response_bytes: int = 0
+    response_id: str = ""
+    response_model: str = ""
+    text: str = ""
+    reasoning: str = ""
+    finish_reason: str = ""
+    usage: dict[str, Any] | None = None
+    keepalives: int = 0
+    saw_done: bool = False
+    complete: bool = False
+    server_address: str = ""
+    server_port: int = 0
+    error: EndpointError | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def token_times_ns(self) -> list[int]:
+        """Arrival of each chunk that carries content of the first choice (a chunk may hold several tokens)."""
+        return [c.time_ns for c in self.chunks if c.kind in ("content", "reasoning", "tool") and c.choice == 0]
+
+    @property
+    def ttft_ns(self) -> int | None:
+        """Request start to the first chunk with content; a role chunk or a comment does not count."""
+        times = self.token_times_ns
+        return times[0] - self.start_ns if times else None
+
+    @property
+    def inter_token_ns(self) -> list[int]:
+        times = self.token_times_ns
+        return [b - a for a, b in pairwise(times)]
+
+    @property
+    def wall_ns(self) -> int:
+        return max(0, self.end_ns - self.start_ns)
+
+    @property
+    def output_tokens(self) -> int | None:
+        """As the server counted them; None when it sent no usage."""
+        value = (self.usage or {}).get("completion_tokens")
+        return value if isinstance(value, int) else None
+
+    @property
+    def input_tokens(self) -> int | None:
+        value = (self.usage or {}).get("prompt_tokens")
+        return value if isinstance(value, int) else None
