@@ -1,0 +1,250 @@
+"""Profiler events as columns: one row an event that has a start and a duration, whatever tool recorded it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+# What an event is. The order says nothing; GPU kinds are those below GPU_KINDS.
+KERNEL, MEMCPY, MEMSET, GPU_ANNOTATION, SYNC, GPU_KINDS = 0, 1, 2, 3, 4, 5
+OPERATOR, RUNTIME, PYTHON, ANNOTATION, OVERHEAD, OTHER, ENVELOPE = 5, 6, 7, 8, 9, 10, 11
+HOST_KINDS = (OPERATOR, RUNTIME, PYTHON, ANNOTATION)
+
+#: Category of a Chrome trace (lower case) -> kind. Sources: libkineto's ActivityType.cpp (2021 to 2026) and the
+#: 2021 writer, which used "Operator", "Runtime", "Kernel", "Memcpy", "Memset".
+CATEGORIES = {
+    "kernel": KERNEL,
+    "gpu_memcpy": MEMCPY,
+    "memcpy": MEMCPY,
+    "gpu_memset": MEMSET,
+    "memset": MEMSET,
+    "gpu_user_annotation": GPU_ANNOTATION,
+    "cuda_sync": SYNC,
+    "cpu_op": OPERATOR,
+    "operator": OPERATOR,
+    "cuda_runtime": RUNTIME,
+    "cuda_driver": RUNTIME,
+    "cuda runtime": RUNTIME,
+    "runtime": RUNTIME,
+    "hip_runtime": RUNTIME,
+    "hip_driver": RUNTIME,
+    "xpu_runtime": RUNTIME,
+    "xpu_driver": RUNTIME,
+    "mtia_runtime": RUNTIME,
+    "privateuse1_runtime": RUNTIME,
+    "privateuse1_driver": RUNTIME,
+    "python_function": PYTHON,
+    "user_annotation": ANNOTATION,
+    "overhead": OVERHEAD,
+    "trace": ENVELOPE,
+}
+
+NONE = -(2**63)  # "no such id" in an id column; ids that are not 64-bit integers get codes just above it
+
+_SUFFIX = r"(_v\d+|_ptsz|_spt)*$"
+LAUNCH = re.compile(
+    r"^(cudaLaunchKernel(ExC)?|cudaLaunchCooperativeKernel(MultiDevice)?|cuLaunchKernel(Ex)?|cuLaunchCooperativeKernel"
+    r"|hipLaunchKernel(ExC)?|hipModuleLaunchKernel|hipExtModuleLaunchKernel|hipExtLaunchKernel"
+    r"|hipLaunchCooperativeKernel|hipModuleLaunchCooperativeKernel|hipHccModuleLaunchKernel|hipDrvLaunchKernelEx"
+    r"|(ur|pi)Enqueue(Cooperative)?KernelLaunch\w*|zeCommandListAppendLaunch(Cooperative)?Kernel\w*)" + _SUFFIX
+)
+GRAPH_LAUNCH = re.compile(r"^(cuda|cu|hip)GraphLaunch" + _SUFFIX)
+CAPTURE = re.compile(r"^(cuda|cu|hip)(StreamBeginCapture\w*|StreamEndCapture|GraphInstantiate\w*)" + _SUFFIX)
+BLOCKING_SYNC = re.compile(
+    r"^(cuda(Device|Stream|Event|Thread)Synchronize|cu(Ctx|Stream|Event)Synchronize"
+    r"|hip(Device|Stream|Event)Synchronize|(ur|pi)(EventWait|EventsWait|QueueFinish)"
+    r"|zeCommandQueueSynchronize|zeEventHostSynchronize)" + _SUFFIX
+)
+COPY_CALL = re.compile(r"^(cuda|cu|hip)(Memcpy|Memset)\w*$|^(ur|pi)EnqueueUSMMemcpy")
+MODULE_LOAD = re.compile(
+    r"^(cu|hip)(Module|Library)Load\w*$|^(cuda)(Library|Module)Load\w*$|^(nvrtc|hiprtc)CompileProgram$|^cuLink\w+$"
+)
+
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def clean(text: str, limit: int = 1 << 16) -> str:
+    """The text without characters that could steer a terminal or break an encoder; cut at `limit`."""
+    return _CONTROL.sub("\ufffd", text[:limit])
+
+
+class Interner(dict[Any, int]):
+    """value -> small code, in the order of first sight."""
+
+    def __missing__(self, key: Any) -> int:
+        code = self[key] = len(self)
+        return code
+
+    def values_in_order(self) -> list[Any]:
+        return list(self)
+
+
+@dataclass(slots=True)
+class Lost:
+    """What could not be read. `events` counts those that were seen to be damaged; a cut may hide more."""
+
+    events: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+    def add(self, events: int, reason: str) -> None:
+        self.events += events
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"events": self.events, "reason": "; ".join(self.reasons)}
+
+
+@dataclass(slots=True)
+class Events:
+    """The rows of one recording (one process, one rank). All arrays have one length; times are ns as recorded.
+
+    `track` indexes `tracks` (process, thread as text), `name` indexes `names`, `device` indexes `devices`,
+    `detail` indexes `details` (input shapes of operators, "grid x block" of kernels; -1 none).
+    `correlation` and `external` are NONE where absent.
+    """
+
+    source: str
+    kind: Array  # int8
+    name: Array  # int32
+    start: Array  # int64
+    end: Array  # int64
+    track: Array  # int32
+    correlation: Array  # int64
+    external: Array  # int64
+    device: Array  # int32, -1 on the host
+    stream: Array  # int32 code of `streams`, -1 on the host
+    detail: Array  # int32
+    bytes: Array  # int64, -1 unknown
+    names: list[str]
+    tracks: list[tuple[str, str]]
+    devices: list[str]
+    streams: list[str]
+    details: list[str]
+    base_ns: int | None = None  # add to get unix time; None: the clock's origin is unknown
+    total_events: int = 0  # complete events of any phase in the file
+    facts: dict[str, Any] = field(default_factory=dict)
+    lost: Lost = field(default_factory=Lost)
+    graph_nodes: Array | None = None  # bool: kernel that says it is a graph node
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def rows(self, *kinds: int) -> Array:
+        """Row numbers of these kinds, in file order."""
+        mask = self.kind == kinds[0]
+        for kind in kinds[1:]:
+            mask |= self.kind == kind
+        return np.flatnonzero(mask)
+
+    def names_matching(self, pattern: re.Pattern[str]) -> Array:
+        """Bool per name: does the pattern match it?"""
+        return np.fromiter((pattern.match(name) is not None for name in self.names), np.bool_, len(self.names))
+
+    def select(self, rows: Array) -> None:
+        """Keep only these rows."""
+        for column in COLUMNS:
+            setattr(self, column, getattr(self, column)[rows])
+        if self.graph_nodes is not None:
+            self.graph_nodes = self.graph_nodes[rows]
+
+    def absolute(self, time_ns: int) -> int:
+        return time_ns + (self.base_ns or 0)
+
+
+COLUMNS = (
+    "kind",
+    "name",
+    "start",
+    "end",
+    "track",
+    "correlation",
+    "external",
+    "device",
+    "stream",
+    "detail",
+    "bytes",
+)
+
+
+def id_column(values: list[Any], odd: dict[Any, int]) -> Array:
+    """Ids as int64. Numbers in strings count as numbers; anything else gets a stable code through `odd`."""
+    try:
+        return np.array(values, np.int64) if not any_bool_or_float(values) else _odd_ids(values, odd)
+    except (TypeError, ValueError, OverflowError):
+        return _odd_ids(values, odd)
+
+
+def any_bool_or_float(values: Iterable[Any]) -> bool:
+    return float in set(map(type, values))
+
+
+def _odd_ids(values: list[Any], odd: dict[Any, int]) -> Array:
+    return np.fromiter((_one_id(value, odd) for value in values), np.int64, len(values))
+
+
+def _one_id(value: Any, odd: dict[Any, int]) -> int:
+    if value is None:
+        return NONE
+    if isinstance(value, str):
+        text = value.strip()
+        if text.lstrip("-").isdecimal() and len(text) < 40:
+            value = int(text)
+    elif isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and NONE // 2 < value < 2**63:
+        return value
+    return odd.setdefault(value, NONE + 1 + len(odd))
+
+
+_EMPTY = {"kind": np.int8, "name": np.int32, "track": np.int32, "device": np.int32, "stream": np.int32,
+          "detail": np.int32}  # fmt: skip
+_ABSENT = {"correlation": NONE, "external": NONE, "device": -1, "stream": -1, "detail": -1, "bytes": -1}
+
+
+class Parts:
+    """Blocks of rows from a table-like source, joined into Events at the end.
+
+    A block gives arrays for `start`, `end` and what else it has; names, tracks, devices and streams are given as
+    codes of this object's interners.
+    """
+
+    def __init__(self) -> None:
+        self.names, self.tracks, self.devices = Interner(), Interner(), Interner()
+        self.streams, self.details = Interner(), Interner()
+        self._blocks: dict[str, list[Array]] = {column: [] for column in COLUMNS}
+        self.rows = 0
+
+    def add(self, kind: int | Array, start: Array, end: Array, **given: Array) -> None:
+        count = len(start)
+        self.rows += count
+        block = {"kind": np.full(count, kind, np.int8) if isinstance(kind, int) else kind, "start": start,
+                 "end": np.maximum(start, end), **given}  # fmt: skip
+        for column in COLUMNS:
+            values = block[column] if column in block else np.full(count, _ABSENT[column], np.int64)
+            self._blocks[column].append(values.astype(_EMPTY.get(column, np.int64)))
+
+    def finish(self, source: str, **more: Any) -> Events:
+        def joined(column: str) -> Array:
+            found = self._blocks[column]
+            return np.concatenate(found) if found else np.empty(0, _EMPTY.get(column, np.int64))
+
+        arrays: dict[str, Any] = {column: joined(column) for column in COLUMNS}
+        return Events(
+            source=source,
+            **arrays,
+            names=[clean(str(name)) for name in self.names],
+            tracks=[(str(process), str(thread)) for process, thread in self.tracks] or [("", "")],
+            devices=[clean(str(device), 200) for device in self.devices],
+            streams=[clean(str(stream), 200) for stream in self.streams],
+            details=[clean(str(detail)) for detail in self.details],
+            total_events=self.rows,
+            **more,
+        )

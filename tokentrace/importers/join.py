@@ -1,0 +1,179 @@
+"""Who launched what: kernels and copies to runtime calls by correlation id, calls to operators by id or by time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokentrace.importers import columns
+from tokentrace.importers.columns import NONE, Array, Events
+
+
+@dataclass(slots=True)
+class Joined:
+    """Row numbers into Events; -1 stands for "none".
+
+    `launch_of` and `call_of` run along `kernels`: the kernel or graph launch with the kernel's correlation id, and
+    any runtime call with it. `copy_call` runs along `copies`. `under_graph`: the kernel came out of a graph launch.
+    """
+
+    kernels: Array
+    copies: Array
+    runtime: Array
+    launches: Array
+    graph_launches: Array
+    launch_of: Array
+    call_of: Array
+    copy_call: Array
+    under_graph: Array
+
+    @property
+    def all_launches(self) -> Array:
+        return np.concatenate((self.launches, self.graph_launches))
+
+
+def join(events: Events) -> Joined:
+    """Join by correlation id. Ids count per process; one Events holds one process or ids made unique by process."""
+    runtime = events.rows(columns.RUNTIME)
+    kernels = events.rows(columns.KERNEL)
+    copies = events.rows(columns.MEMCPY, columns.MEMSET)
+    called = events.name[runtime]
+    is_launch = events.names_matching(columns.LAUNCH)[called]
+    is_graph = events.names_matching(columns.GRAPH_LAUNCH)[called]
+    launches, graphs = runtime[is_launch], runtime[is_graph]
+    both = runtime[is_launch | is_graph]
+    launch_of = _lookup(events, kernels, both)
+    graph_row = np.zeros(len(events) + 1, np.bool_)
+    graph_row[graphs] = True
+    return Joined(
+        kernels=kernels,
+        copies=copies,
+        runtime=runtime,
+        launches=launches,
+        graph_launches=graphs,
+        launch_of=launch_of,
+        call_of=_lookup(events, kernels, runtime),
+        copy_call=_lookup(events, copies, runtime),
+        under_graph=graph_row[launch_of],
+    )
+
+
+def _lookup(events: Events, rows: Array, among: Array) -> Array:
+    """For each of `rows` the earliest of `among` with the same correlation id."""
+    wanted = events.correlation[rows]
+    have = events.correlation[among]
+    usable = have != NONE
+    among, have = among[usable], have[usable]
+    if not len(among) or not len(rows):
+        return np.full(len(rows), -1, np.int64)
+    order = np.lexsort((events.start[among], have))
+    have, among = have[order], among[order]
+    at = np.minimum(np.searchsorted(have, wanted, "left"), len(have) - 1)
+    return np.where((have[at] == wanted) & (wanted != NONE), among[at], -1)
+
+
+def by_external_id(events: Events, joined: Joined) -> Array:
+    """For each kernel the operator its External id names, only where that proves itself; else -1.
+
+    Proof: the call that launched the kernel starts inside that operator, on that thread. Old recordings write the
+    correlation id into this field, which then names an unrelated operator or none.
+    """
+    named = events.rows(columns.OPERATOR, columns.ANNOTATION)
+    external = events.external[named]
+    usable = external != NONE
+    named, external = named[usable], external[usable]
+    result = np.full(len(joined.kernels), -1, np.int64)
+    if not len(named) or not len(joined.kernels):
+        return result
+    # The last operator with an id wins, as in the tools that write it.
+    order = np.argsort(external, kind="stable")
+    named, external = named[order], external[order]
+    wanted = events.external[joined.kernels]
+    at = np.searchsorted(external, wanted, "right") - 1
+    operator = named[np.maximum(at, 0)]
+    call = joined.call_of
+    start = events.start[call]
+    proven = (
+        (at >= 0)
+        & (external[np.maximum(at, 0)] == wanted)
+        & (wanted != NONE)
+        & (call >= 0)
+        & (events.track[operator] == events.track[call])
+        & (events.start[operator] <= start)
+        & (start <= events.end[operator])
+    )
+    return np.where(proven, operator, -1)
+
+
+def union_ns(start: Array, end: Array) -> int:
+    """Length of the union of intervals, ns."""
+    first, last = merged(start, end)
+    return int((last - first).sum())
+
+
+def merged(start: Array, end: Array) -> tuple[Array, Array]:
+    """The union of intervals as disjoint intervals in order."""
+    if not len(start):
+        return start, end
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], np.maximum.accumulate(end[order])
+    fresh = np.flatnonzero(np.concatenate(([True], start[1:] > end[:-1])))
+    return start[fresh], end[np.concatenate((fresh[1:] - 1, [len(end) - 1]))]
+
+
+def inside(point: Array, start: Array, end: Array) -> Array:
+    """Bool per point: does it lie in one of these disjoint, ordered intervals (ends included)?"""
+    if not len(start):
+        return np.zeros(len(point), np.bool_)
+    at = np.searchsorted(start, point, "right") - 1
+    found: Array = (at >= 0) & (point <= end[np.maximum(at, 0)])
+    return found
+
+
+def overlap_ns(a: tuple[Array, Array], b: tuple[Array, Array]) -> int:
+    """Length of the intersection of two unions of intervals (each disjoint and ordered), ns."""
+    both_start = np.concatenate((a[0], b[0]))
+    both_end = np.concatenate((a[1], b[1]))
+    return int((a[1] - a[0]).sum()) + int((b[1] - b[0]).sum()) - union_ns(both_start, both_end)
+
+
+def under_operator(events: Events, joined: Joined) -> Array:
+    """Bool per kernel: does the call that launched it start inside some operator of its own thread?"""
+    call = joined.call_of
+    result = np.zeros(len(call), np.bool_)
+    operators = events.rows(columns.OPERATOR)
+    have = np.flatnonzero(call >= 0)
+    for track in np.unique(events.track[call[have]]).tolist():
+        mine = operators[events.track[operators] == track]
+        kernels = have[events.track[call[have]] == track]
+        result[kernels] = inside(events.start[call[kernels]], *merged(events.start[mine], events.end[mine]))
+    return result
+
+
+def nest(events: Events, rows: Array) -> tuple[Array, Array]:
+    """(rows in order of track, start and falling end; for each the row of the smallest one that contains it, or -1).
+
+    A row is a child only of rows of its own track. Ends are included, so that a call of zero length at the very end
+    of an operator (whole-microsecond recordings) stays inside it. Rows that overlap without containing become
+    siblings.
+    """
+    order = np.lexsort((-events.end[rows], events.start[rows], events.track[rows]))
+    rows = rows[order]
+    parents = np.empty(len(rows), np.int64)
+    ends: list[int] = []
+    open_rows: list[int] = []
+    track = -1
+    columns_ = zip(rows.tolist(), events.end[rows].tolist(), events.track[rows].tolist(), strict=True)
+    for index, (row, end, own_track) in enumerate(columns_):
+        if own_track != track:
+            track = own_track
+            ends.clear()
+            open_rows.clear()
+        while ends and ends[-1] < end:
+            ends.pop()
+            open_rows.pop()
+        parents[index] = open_rows[-1] if open_rows else -1
+        ends.append(end)
+        open_rows.append(row)
+    return rows, parents

@@ -1,0 +1,214 @@
+"""rocprofv3 JSON results ({"rocprofiler-sdk-tool": [...]}): dispatches, HIP calls, copies, markers, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tokentrace.errors import UsageError
+from tokentrace.importers import _source, columns
+from tokentrace.importers.columns import NONE, Array, Events, Lost, Parts
+
+KEY = b'"rocprofiler-sdk-tool"'
+_LIMIT = 4 << 30
+_HIP = ("hip_api", "hip_compiler_api", "hip_runtime_api")
+_MARKER = ("marker_api", "roctx_api")
+
+
+class _Handle(msgspec.Struct, gc=False):
+    handle: int = 0
+
+
+class _Correlation(msgspec.Struct, gc=False):
+    internal: int = 0
+    external: int | dict[str, Any] = 0
+
+
+class _Size(msgspec.Struct, gc=False):
+    x: int = 0
+    y: int = 0
+    z: int = 0
+
+
+class _Dispatch(msgspec.Struct, gc=False):
+    agent_id: _Handle = msgspec.field(default_factory=_Handle)
+    queue_id: _Handle = msgspec.field(default_factory=_Handle)
+    kernel_id: int = -1
+    workgroup_size: _Size = msgspec.field(default_factory=_Size)
+    grid_size: _Size = msgspec.field(default_factory=_Size)
+
+
+class _Record(msgspec.Struct, gc=False):
+    start_timestamp: int = 0
+    end_timestamp: int = 0
+    kind: int = -1
+    operation: int = -1
+    thread_id: int = 0
+    correlation_id: _Correlation = msgspec.field(default_factory=_Correlation)
+    dispatch_info: _Dispatch = msgspec.field(default_factory=_Dispatch)
+    stream_id: _Handle | None = None
+    dst_agent_id: _Handle | None = None
+    src_agent_id: _Handle | None = None
+    bytes: int = -1
+    name: str = ""
+
+
+class _Symbol(msgspec.Struct, gc=False):
+    kernel_id: int = -1
+    kernel_name: str = ""
+    formatted_kernel_name: str = ""
+
+
+class _Agent(msgspec.Struct, gc=False):
+    id: _Handle = msgspec.field(default_factory=_Handle)
+    type: int = 0
+    product_name: str = ""
+    logical_node_type_id: int = -1
+
+
+class _Operations(msgspec.Struct, gc=False):
+    kind: str = ""
+    operations: list[str] = []
+
+
+class _Strings(msgspec.Struct, gc=False):
+    buffer_records: list[_Operations] = []
+
+
+class _Metadata(msgspec.Struct, gc=False):
+    pid: int = 0
+
+
+class _Tool(msgspec.Struct, gc=False):
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    agents: list[_Agent] = []
+    kernel_symbols: list[_Symbol] = []
+    strings: _Strings = msgspec.field(default_factory=_Strings)
+    buffer_records: dict[str, msgspec.Raw] = {}
+
+
+class _File(msgspec.Struct, gc=False):
+    tools: list[_Tool] = msgspec.field(default_factory=list, name="rocprofiler-sdk-tool")
+
+
+def read(path: Path, *, progress: Callable[[int], None] | None = None) -> Events:
+    """All processes of a result. Raises UsageError when it is damaged: this format has no readable part then."""
+    lost = Lost()
+    pieces = []
+    size = 0
+    for piece in _source.chunks(path, lost):
+        pieces.append(piece)
+        size += len(piece)
+        if progress:
+            progress(size)
+        if size > _LIMIT:
+            raise UsageError(
+                f"{path.name} is larger than {_LIMIT >> 30} GiB, too large to be read at once",
+                fix="record fewer steps, or write the result as .pftrace or Kineto JSON",
+            )
+    text = b"".join(pieces)
+    pieces.clear()
+    try:
+        tools = msgspec.json.decode(text, type=_File).tools
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UsageError(
+            f"{path.name} is a damaged or cut rocprofv3 result: {columns.clean(str(error), 200)}",
+            fix="record again and let rocprofv3 finish",
+        ) from error
+    parts = Parts()
+    products: list[str] = []
+    for number, tool in enumerate(tools):
+        _tool(parts, number, tool, lost)
+        products += [columns.clean(agent.product_name, 80) for agent in tool.agents if agent.type == 2]
+    return parts.finish(path.name, base_ns=None, facts={"devices": products, "hip_calls_recorded": _has_calls(tools)},
+                        lost=lost)  # fmt: skip
+
+
+def _has_calls(tools: list[_Tool]) -> bool:
+    return any(len(bytes(tool.buffer_records.get(key, b""))) > 8 for tool in tools for key in _HIP)
+
+
+def _records(tool: _Tool, key: str, lost: Lost) -> list[_Record]:
+    raw = tool.buffer_records.get(key)
+    if raw is None:
+        return []
+    try:
+        return msgspec.json.decode(raw, type=list[_Record])
+    except (msgspec.DecodeError, RecursionError) as error:
+        lost.add(0, f"the records of {key} could not be read: {columns.clean(str(error), 120)}")
+        return []
+
+
+def _tool(parts: Parts, number: int, tool: _Tool, lost: Lost) -> None:
+    symbols = {s.kernel_id: s.formatted_kernel_name or s.kernel_name for s in tool.kernel_symbols}
+    process = tool.metadata.pid
+    operations = tool.strings.buffer_records
+
+    def operation(record: _Record) -> str:
+        if record.name:
+            return record.name
+        known = operations[record.kind].operations if 0 <= record.kind < len(operations) else []
+        return known[record.operation] if 0 <= record.operation < len(known) else f"operation {record.operation}"
+
+    def keys(records: list[_Record]) -> Array:
+        # Zero stands for "none"; ids count per process.
+        found = np.array([min(r.correlation_id.internal, 2**40 - 1) for r in records], np.int64)
+        return np.where(found > 0, (number << 40) | found, NONE)
+
+    dispatches = _records(tool, "kernel_dispatch", lost)
+    info = [record.dispatch_info for record in dispatches]
+    parts.add(
+        columns.KERNEL,
+        *_times(dispatches),
+        name=_codes(parts.names, [symbols.get(i.kernel_id) or f"kernel {i.kernel_id}" for i in info]),
+        track=_codes(parts.tracks, [("gpu", i.agent_id.handle) for i in info]),
+        device=_codes(parts.devices, [i.agent_id.handle for i in info]),
+        stream=_codes(parts.streams, [i.queue_id.handle for i in info]),
+        correlation=keys(dispatches),
+        detail=_codes(parts.details, [_geometry(i) for i in info]),
+    )
+    copies = _records(tool, "memory_copy", lost)
+    parts.add(
+        columns.MEMCPY,
+        *_times(copies),
+        name=_codes(parts.names, ["Memcpy " + operation(r).removeprefix("MEMORY_COPY_").lower() for r in copies]),
+        track=_codes(parts.tracks, [("gpu", _agent(r)) for r in copies]),
+        device=_codes(parts.devices, [_agent(r) for r in copies]),
+        stream=_codes(parts.streams, [r.stream_id.handle if r.stream_id else 0 for r in copies]),
+        correlation=keys(copies),
+        bytes=np.array([r.bytes if r.bytes < 2**63 else -1 for r in copies], np.int64),
+    )
+    for kind, names in ((columns.RUNTIME, _HIP), (columns.ANNOTATION, _MARKER)):
+        for key in names:
+            records = _records(tool, key, lost)
+            parts.add(
+                kind,
+                *_times(records),
+                name=_codes(parts.names, [operation(record) for record in records]),
+                track=_codes(parts.tracks, [(process, record.thread_id) for record in records]),
+                correlation=keys(records),
+            )
+
+
+def _times(records: list[_Record]) -> tuple[Array, Array]:
+    limit = 2**62
+    return (np.array([min(max(r.start_timestamp, 0), limit) for r in records], np.int64),
+            np.array([min(max(r.end_timestamp, 0), limit) for r in records], np.int64))  # fmt: skip
+
+
+def _codes(interner: columns.Interner, values: list[Any]) -> Array:
+    return np.array([interner[value] for value in values], np.int32)
+
+
+def _geometry(info: _Dispatch) -> str:
+    grid, block = info.grid_size, info.workgroup_size
+    return f"[{grid.x},{grid.y},{grid.z}] x [{block.x},{block.y},{block.z}]"
+
+
+def _agent(record: _Record) -> int:
+    agent = record.dst_agent_id or record.src_agent_id
+    return agent.handle if agent else 0
