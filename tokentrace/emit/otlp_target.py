@@ -1,0 +1,203 @@
+"""Where to send a trace: the OTEL_EXPORTER_OTLP_* variables, as the OTLP exporter specification defines them.
+
+OTEL_EXPORTER_OTLP_TRACES_X wins over OTEL_EXPORTER_OTLP_X for every setting X below.
+ENDPOINT          over HTTP gets /v1/traces appended; TRACES_ENDPOINT is used as it is
+PROTOCOL          http/protobuf or grpc; when unset: grpc for port 4317 (its registered port), else http/protobuf
+HEADERS           key=value,key=value, percent-encoded; never printed
+CERTIFICATE, CLIENT_CERTIFICATE, CLIENT_KEY     PEM files
+TIMEOUT           of one request: the Python exporters take seconds, the specification milliseconds; a value of
+                  1000 or more is read as milliseconds, a smaller one as seconds (default 10 s)
+INSECURE          true: no TLS for a gRPC endpoint without a scheme
+COMPRESSION       gzip or none
+OTEL_SDK_DISABLED, OTEL_TRACES_SAMPLER (always_off and the ratios) keep spans from being sent.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit, urlunsplit
+
+from tokentrace.emit._resource import parse_pairs
+from tokentrace.errors import ConfigError
+
+PREFIX = "OTEL_EXPORTER_OTLP_"
+HTTP, GRPC = "http/protobuf", "grpc"
+PATH = "/v1/traces"
+
+
+@dataclass(frozen=True, slots=True)
+class OtlpTarget:
+    """A receiver. `endpoint` is the full URL over HTTP and scheme://host:port over gRPC.
+
+    `timeout_s` bounds one request, `patience_s` the time without any batch accepted, `total_s` everything.
+    """
+
+    endpoint: str
+    protocol: str = HTTP
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    certificate: str = ""
+    client_certificate: str = ""
+    client_key: str = ""
+    gzip: bool = False
+    timeout_s: float = 10.0
+    patience_s: float = 30.0
+    total_s: float = 300.0
+    disabled: str = ""  # why nothing may be sent
+    ratio: float = 1.0  # share of traces to send, by trace id
+
+    @property
+    def secure(self) -> bool:
+        return self.endpoint.startswith("https://")
+
+    @property
+    def host_port(self) -> str:
+        return urlsplit(self.endpoint).netloc.rpartition("@")[2]
+
+    @property
+    def shown(self) -> str:
+        """The endpoint for messages: without user, password and query, which may hold a key."""
+        parts = urlsplit(self.endpoint)
+        return urlunsplit((parts.scheme, self.host_port, parts.path, "", ""))
+
+    @classmethod
+    def from_env(cls, endpoint: str = "", environ: Mapping[str, str] | None = None) -> OtlpTarget:
+        """The target that the environment names; `endpoint` (of a command line) wins over its endpoints.
+
+        Raises ConfigError, which names the variable and never a header's value.
+        """
+        env = os.environ if environ is None else environ
+        protocol, full = _endpoint(env, endpoint)
+        disabled, ratio = _sampling(env)
+        return cls(
+            endpoint=full,
+            protocol=protocol,
+            headers=_headers(env),
+            certificate=_setting(env, "CERTIFICATE"),
+            client_certificate=_setting(env, "CLIENT_CERTIFICATE"),
+            client_key=_setting(env, "CLIENT_KEY"),
+            gzip=_compression(env),
+            timeout_s=_timeout(env),
+            disabled=disabled,
+            ratio=ratio,
+        )
+
+
+def configured(environ: Mapping[str, str] | None = None) -> bool:
+    """Does the environment name an OTLP endpoint?"""
+    return bool(_setting(os.environ if environ is None else environ, "ENDPOINT"))
+
+
+def _setting(env: Mapping[str, str], name: str) -> str:
+    return env.get(f"{PREFIX}TRACES_{name}", "").strip() or env.get(PREFIX + name, "").strip()
+
+
+def _named(env: Mapping[str, str], name: str) -> str:
+    """The variable that a setting came from, for messages."""
+    specific = f"{PREFIX}TRACES_{name}"
+    return specific if env.get(specific, "").strip() else PREFIX + name
+
+
+def _endpoint(env: Mapping[str, str], given: str) -> tuple[str, str]:
+    text = given.strip() or _setting(env, "ENDPOINT")
+    source = "--otlp" if given.strip() else _named(env, "ENDPOINT")
+    protocol = _setting(env, "PROTOCOL").lower()
+    if protocol not in ("", HTTP, GRPC):
+        raise ConfigError(
+            f"{_named(env, 'PROTOCOL')} is {protocol!r}, which is not supported", fix=f"set it to {HTTP} or {GRPC}"
+        )
+    if text.startswith("grpc://"):
+        protocol, text = protocol or GRPC, "http://" + text.removeprefix("grpc://")
+    if not protocol:
+        protocol = GRPC if _port(text, source) == 4317 else HTTP
+    if not text:
+        return protocol, "http://localhost:4317" if protocol == GRPC else f"http://localhost:4318{PATH}"
+    if "://" not in text:
+        text = f"{_scheme_for_bare(env, protocol, text)}://{text}"
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{source} is {text!r}, which is not a URL", fix="write it like http://localhost:4318")
+    if protocol == GRPC:
+        port = _port(text, source) or 4317
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        return protocol, f"{parts.scheme}://{host}:{port}"
+    path = parts.path
+    if not given.strip() and env.get(f"{PREFIX}TRACES_ENDPOINT", "").strip():
+        path = path or "/"
+    elif not path.rstrip("/").endswith(PATH):
+        path = path.rstrip("/") + PATH
+    _port(text, source)
+    return protocol, urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
+
+
+def _port(text: str, source: str) -> int | None:
+    try:
+        return urlsplit(text if "://" in text else f"//{text}").port
+    except ValueError as error:
+        raise ConfigError(f"{source} has no usable port: {error}", fix="write it like http://localhost:4318") from error
+
+
+def _scheme_for_bare(env: Mapping[str, str], protocol: str, text: str) -> str:
+    """host:port without a scheme: TLS over gRPC unless INSECURE says otherwise, plain HTTP to this machine."""
+    if _setting(env, "INSECURE").lower() == "true":
+        return "http"
+    if protocol == GRPC:
+        return "https"
+    host = urlsplit(f"//{text}").hostname or ""
+    return "http" if host in ("localhost", "127.0.0.1", "::1") else "https"
+
+
+def _headers(env: Mapping[str, str]) -> dict[str, str]:
+    found = {key.lower(): value for key, value in parse_pairs(_setting(env, "HEADERS")).items()}
+    for key, value in found.items():
+        named = key.replace("-", "").replace("_", "").replace(".", "")
+        if not (named.isalnum() and named.isascii()) or not value.isprintable() or not value.isascii():
+            raise ConfigError(
+                f"{_named(env, 'HEADERS')} holds the header {key!r}, whose name or value cannot be sent",
+                fix="write it as key=value,key=value, with other characters percent-encoded",
+            )
+    return found
+
+
+def _compression(env: Mapping[str, str]) -> bool:
+    value = _setting(env, "COMPRESSION").lower()
+    if value not in ("", "none", "gzip"):
+        raise ConfigError(
+            f"{_named(env, 'COMPRESSION')} is {value!r}, which is not supported", fix="set it to gzip or none"
+        )
+    return value == "gzip"
+
+
+def _timeout(env: Mapping[str, str]) -> float:
+    text = _setting(env, "TIMEOUT")
+    if not text:
+        return 10.0
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise ConfigError(
+            f"{_named(env, 'TIMEOUT')} is {text!r}, which is not a time", fix="set it to seconds, like 10"
+        )
+    return value / 1000 if value >= 1000 else value
+
+
+def _sampling(env: Mapping[str, str]) -> tuple[str, float]:
+    """(why nothing may be sent, share of traces)."""
+    if env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return "OTEL_SDK_DISABLED is true", 1.0
+    sampler = env.get("OTEL_TRACES_SAMPLER", "").strip().lower().removeprefix("parentbased_")
+    if sampler == "always_off":
+        return f"OTEL_TRACES_SAMPLER is {env['OTEL_TRACES_SAMPLER'].strip()}", 1.0
+    if sampler != "traceidratio":
+        return "", 1.0
+    text = env.get("OTEL_TRACES_SAMPLER_ARG", "").strip() or "1"
+    try:
+        ratio = float(text)
+    except ValueError:
+        ratio = -1.0
+    if not 0 <= ratio <= 1:
+        raise ConfigError(f"OTEL_TRACES_SAMPLER_ARG is {text!r}, which is not a share", fix="set it between 0 and 1")
+    return "", ratio
