@@ -132,6 +132,7 @@ class Events:
     total_events: int = 0  # complete events of any phase in the file
     facts: dict[str, Any] = field(default_factory=dict)
     lost: Lost = field(default_factory=Lost)
+    window_begin: int = -(2**62)  # calls before it are kept only for what they launched
     graph_nodes: Array | None = None  # bool: kernel that says it is a graph node
 
     def __len__(self) -> int:
@@ -147,6 +148,10 @@ class Events:
     def names_matching(self, pattern: re.Pattern[str]) -> Array:
         """Bool per name: does the pattern match it?"""
         return np.fromiter((pattern.match(name) is not None for name in self.names), np.bool_, len(self.names))
+
+    def names_with(self, pattern: re.Pattern[str]) -> Array:
+        """Bool per name: is the pattern found anywhere in it?"""
+        return np.fromiter((pattern.search(name) is not None for name in self.names), np.bool_, len(self.names))
 
     def select(self, rows: Array) -> None:
         """Keep only these rows."""

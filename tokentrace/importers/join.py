@@ -131,6 +131,16 @@ def inside(point: Array, start: Array, end: Array) -> Array:
     return found
 
 
+def covered(point: Array, start: Array, end: Array) -> Array:
+    """For each point the length of these disjoint, ordered intervals before it, ns."""
+    if not len(start):
+        return np.zeros(len(point), np.int64)
+    before = np.concatenate(([0], np.cumsum(end - start)))
+    at = np.searchsorted(start, point, "right") - 1
+    within: Array = before[at + 1] - np.where(at >= 0, np.maximum(end[np.maximum(at, 0)] - point, 0), 0)
+    return np.where(at >= 0, within, 0)
+
+
 def overlap_ns(a: tuple[Array, Array], b: tuple[Array, Array]) -> int:
     """Length of the intersection of two unions of intervals (each disjoint and ordered), ns."""
     both_start = np.concatenate((a[0], b[0]))

@@ -106,7 +106,10 @@ class _Export:
                 self.lost.add(0, f"a table could not be read to its end: {columns.clean(str(error), 120)}")
             if progress:
                 progress(self.parts.rows)
-        return self.parts.finish(self.name, base_ns=self._base(), facts=self._facts(), lost=self.lost)
+        begin = self.window[0] if self.window else -(2**62)
+        return self.parts.finish(
+            self.name, base_ns=self._base(), facts=self._facts(), lost=self.lost, window_begin=begin
+        )
 
     def _rows(self, query: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
         cursor = self.database.execute(query, values)

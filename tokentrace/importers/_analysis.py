@@ -1,0 +1,63 @@
+"""What the findings rest on, and how they put numbers into words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tokentrace.importers import columns, host
+from tokentrace.importers.columns import Array, Events
+from tokentrace.importers.host import Host
+from tokentrace.importers.join import Joined
+from tokentrace.importers.measures import Measures
+from tokentrace.importers.steps import Steps
+
+#: Share of the device's window from which on something is worth saying.
+WORTH_SAYING = 0.05
+
+
+@dataclass(slots=True)
+class Analysis:
+    """All that is known of one recording."""
+
+    events: Events
+    joined: Joined
+    tree: Host
+    steps: Steps
+    measures: Measures
+    figures: dict[str, Any]
+    step_figures: list[dict[str, Any]]
+    operators: list[dict[str, Any]]
+
+
+def duration(ns: int | float) -> str:
+    """'12.3 ms': three digits with the unit that suits."""
+    for limit, unit, size in ((1e3, "ns", 1), (1e6, "µs", 1e3), (1e9, "ms", 1e6)):
+        if abs(ns) < limit * 0.9995:
+            return f"{ns / size:.3g} {unit}"
+    return f"{ns / 1e9:.3g} s" if ns < 1e12 else f"{ns / 1e9:,.0f} s"
+
+
+def share(part: float, whole: float) -> str:
+    value = 100 * part / whole if whole else 0.0
+    return (
+        f"{value:.0f} %"
+        if 1 <= value <= 99 or value in (0, 100)
+        else f"{value:.2g} %"
+        if value < 1
+        else f"{value:.1f} %"
+    )
+
+
+def caveat(found: Analysis) -> str:
+    if bool((found.events.kind == columns.PYTHON).any()):
+        return "; Python functions were recorded too, which slows the host and overstates its share"
+    return ""
+
+
+def counted(events: Events, rows: Array) -> str:
+    codes, counts = np.unique(events.name[rows], return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:3]
+    return ", ".join(f"{host.short(events.names[int(codes[n])], 60)} ×{int(counts[n]):,}" for n in order.tolist())

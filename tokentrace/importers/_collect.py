@@ -1,0 +1,148 @@
+"""What is kept of each recording once its columns are gone, and how several become one answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokentrace.importers import figures, findings, layers, spans
+from tokentrace.importers._analysis import Analysis, duration, share
+from tokentrace.importers.columns import Lost
+from tokentrace.model import Trace
+from tokentrace.probe import Finding, LayerState
+
+
+@dataclass(slots=True)
+class Imported:
+    """What a recording, or several, came to.
+
+    `figures` as in `figures.figures`, over all files, with `lanes` where there are several; `steps` one entry a step
+    with the same figures; `lost` {events, reason}; `source` what was read; `layers` 8 to 1; `operators` by kernel time
+    and own time.
+    """
+
+    figures: dict[str, Any]
+    trace: Trace
+    findings: list[Finding]
+    lost: dict[str, Any]
+    steps: list[dict[str, Any]]
+    source: dict[str, Any]
+    layers: list[LayerState] = field(default_factory=list)
+    operators: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Collected:
+    """What is kept of each recording once its columns are gone."""
+
+    def __init__(self) -> None:
+        self.labels: list[str] = []
+        self.figures: list[dict[str, Any]] = []
+        self.steps: list[dict[str, Any]] = []
+        self.findings: list[tuple[str, list[Finding]]] = []
+        self.states: list[list[LayerState]] = []
+        self.operators: list[dict[str, Any]] = []
+        self.sources: list[dict[str, Any]] = []
+        self.collective: list[int] = []
+        self.lost = Lost()
+        self.other_ranks: list[int | None] = []
+
+    def add(self, label: str, found: Analysis) -> None:
+        events = found.events
+        self.labels.append(label)
+        self.figures.append({"label": label, **found.figures})
+        self.steps += [{"lane": label, **entry} for entry in found.step_figures]
+        self.findings.append((label, findings.findings(found)))
+        self.states.append(layers.states(found))
+        self.operators = found.operators if len(self.labels) == 1 else []
+        self.collective.append(found.measures.collective_ns)
+        self.sources.append(
+            {
+                "file": events.source,
+                "events": events.total_events,
+                "clock": "unix" if events.base_ns is not None else "unknown origin",
+                **events.facts,
+            }
+        )
+        for reason in events.lost.reasons:
+            self.lost.add(0, reason)
+        self.lost.events += events.lost.events
+
+    def finish(self, builder: spans.Builder) -> Imported:
+        one = len(self.labels) == 1
+        total = self.figures[0] if one else _sum(self.figures)
+        total.pop("label", None)
+        states = self.states[0] if one else layers.combine(self.states)
+        attributes = {
+            "tokentrace.pass": "import",
+            "tokentrace.import.files": [source["file"] for source in self.sources][:64],
+            "tokentrace.import.clock": ", ".join(sorted({source["clock"] for source in self.sources})),
+            **{f"tokentrace.import.{key}": total[key]
+               for key in ("kernels", "launches", "graph_launches", "matched", "orphan_kernels", "busy_ns", "span_ns")},
+        }  # fmt: skip
+        if one:
+            for entry in self.steps:
+                entry.pop("lane")
+        return Imported(
+            figures=total,
+            trace=builder.finish(states, attributes),
+            findings=self.findings[0][1] if one else self._of_lanes(),
+            lost=self.lost.as_dict(),
+            steps=self.steps,
+            source=self.sources[0]
+            if one
+            else {"files": self.sources, "events": sum(s["events"] for s in self.sources)},
+            layers=states,
+            operators=self.operators,
+        )
+
+    def _of_lanes(self) -> list[Finding]:
+        """Across the lanes first, then what is worth a warning in each."""
+        result = []
+        busy = [(entry["busy_ns"] / (entry["span_ns"] * max(1, len(entry["devices"]))), entry["label"])
+                for entry in self.figures if entry["kernels"] and entry["span_ns"]]  # fmt: skip
+        if len(busy) > 1:
+            low, high = min(busy), max(busy)
+            result.append(
+                Finding(3, f"The least busy of {len(busy)} recordings is {low[1]} ({share(low[0], 1)}), "
+                           f"the busiest {high[1]} ({share(high[0], 1)}).",
+                        ", ".join(f"{label} {share(part, 1)}" for part, label in busy[:16]))
+            )  # fmt: skip
+        talk = [(ns, label) for ns, label in zip(self.collective, self.labels, strict=True) if ns]
+        if len(talk) > 1 and max(talk)[0] > 1.2 * min(talk)[0]:
+            result.append(
+                Finding(
+                    3,
+                    f"{min(talk)[1]} spends the least time in collectives, so the other ranks probably wait for it.",
+                    ", ".join(f"{label} {duration(ns)}" for ns, label in talk[:16]),
+                    "look at what this rank does before its collectives",
+                    "warn",
+                )
+            )
+        for label, found in self.findings:
+            for finding in found:
+                if finding.status in ("warn", "fail", "unknown"):
+                    finding.sentence = f"{label}: {finding.sentence}"
+                    result.append(finding)
+        return result
+
+
+def _sum(each: list[dict[str, Any]]) -> dict[str, Any]:
+    """Figures of several recordings: counts and busy time add up; so does the span, one for each recording."""
+    total: dict[str, Any] = {
+        key: sum(entry[key] for entry in each)
+        for key in ("kernels", "launches", "graph_launches", "matched", "orphan_kernels", "busy_ns", "span_ns",
+                    "kernel_sum_ns")
+    }  # fmt: skip
+    single = all(len(entry["devices"]) == 1 for entry in each)
+    total["idle_share"] = round(1 - total["busy_ns"] / total["span_ns"], 6) if single and total["span_ns"] else None
+    merged: dict[str, list[int]] = {}
+    for entry in each:
+        for kernel in entry["top_kernels"]:
+            found = merged.setdefault(kernel["name"], [0, 0])
+            found[0] += kernel["count"]
+            found[1] += kernel["total_ns"]
+    best = sorted(merged.items(), key=lambda item: (-item[1][1], item[0]))[: figures.TOP]
+    total["top_kernels"] = [{"name": name, "count": count, "total_ns": ns} for name, (count, ns) in best]
+    total["devices"] = [{"lane": entry["label"], **device} for entry in each for device in entry["devices"]]
+    total["lanes"] = each
+    return total

@@ -1,0 +1,244 @@
+"""Findings about the device: how busy it was, why it was not, who waited, which kernels took the time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tokentrace.importers import host
+from tokentrace.importers._analysis import WORTH_SAYING, Analysis, caveat, counted, duration, share
+from tokentrace.importers.columns import Array
+from tokentrace.importers.measures import Measures
+from tokentrace.probe import Finding
+
+_LAUNCH_BOUND = 0.3
+_BUSY = 0.9
+
+
+def busy(found: Analysis) -> Iterator[Finding]:
+    figures, measures = found.figures, found.measures
+    if not figures["kernels"]:
+        return
+    devices = figures["devices"]
+    whole = figures["span_ns"] * len(devices)
+    window = f"{duration(measures.window_ns)} from first to last kernel or copy"
+    if len(devices) > 1:
+        window += f", {len(devices)} devices together"
+    streams = len(np.unique(found.events.stream[found.joined.kernels]))
+    yield Finding(
+        3,
+        f"The GPU was busy {duration(figures['busy_ns'])} of {duration(whole)}, {share(figures['busy_ns'], whole)}.",
+        f"{figures['kernels']:,} kernels on {streams} stream{'s' if streams != 1 else ''}; {window}; "
+        f"kernels add up to {duration(figures['kernel_sum_ns'])}"
+        + (" (they overlap)" if figures["kernel_sum_ns"] > figures["busy_ns"] else ""),
+    )
+
+
+def launch_bound(found: Analysis) -> Iterator[Finding]:
+    measures, figures = found.measures, found.figures
+    if measures.delay_median_ns is None or measures.window_ns <= 0 or figures["kernels"] < 10 or measures.early_kernels:
+        return
+    starved = measures.starved_ns / measures.window_ns
+    rate = f"{measures.launch_rate_per_s:,.0f} launches a second; " if measures.launch_rate_per_s else ""
+    evidence = (
+        f"the device waited {duration(measures.starved_ns)} ({share(measures.starved_ns, measures.window_ns)}) "
+        f"for kernels that had not been launched yet; {rate}launch to kernel start: "
+        f"median {duration(measures.delay_median_ns)}, in sum (TKLQT) {duration(measures.tklqt_ns)}"
+    )
+    long = sum(gap.length_ns - gap.waiting_ns for gap in measures.gaps if gap.starved)
+    if starved >= _LAUNCH_BOUND and long * 2 > measures.starved_ns:
+        yield Finding(
+            3,
+            f"The GPU had nothing to do for {share(measures.starved_ns, measures.window_ns)} of the time, most of it "
+            "in a few long gaps in which the host launched nothing.",
+            evidence + caveat(found),
+            "look at what the host did in them, before anything else",
+            "warn",
+        )
+    elif starved >= _LAUNCH_BOUND:
+        yield Finding(
+            3,
+            f"Launch-bound: for {share(measures.starved_ns, measures.window_ns)} of the time the GPU had nothing to do "
+            "because the host had not launched the next kernel.",
+            evidence + caveat(found),
+            "replay CUDA/HIP graphs, compile (torch.compile), fuse small operators or enlarge the batch",
+            "warn",
+        )
+    elif starved < WORTH_SAYING or 1 - measures.idle_ns / measures.window_ns >= _BUSY:
+        yield Finding(3, "Not launch-bound: the host launched kernels faster than the GPU finished them.", evidence,
+                      "look at the longest kernels instead")  # fmt: skip
+    else:
+        yield Finding(
+            3,
+            f"Partly launch-bound: the GPU lacked launched work for {share(measures.starved_ns, measures.window_ns)} "
+            "of the time.",
+            evidence + caveat(found),
+            "look at the largest gaps and at what the host did in them",
+        )
+
+
+def clocks(found: Analysis) -> Iterator[Finding]:
+    measures = found.measures
+    if measures.early_kernels:
+        yield Finding(
+            3,
+            f"{measures.early_kernels:,} kernels start before their launch: the clocks of host and device disagree.",
+            f"by up to {duration(measures.early_worst_ns)}; queue delays and gaps are not judged",
+            "times within the device and within the host hold; do not compare the two",
+            "warn",
+        )
+
+
+def _name(found: Analysis, row: int, limit: int = 70) -> str:
+    return host.short(found.events.names[int(found.events.name[row])], limit)
+
+
+def gaps(found: Analysis) -> Iterator[Finding]:
+    measures = found.measures
+    if not measures.gaps or measures.early_kernels:
+        return
+    gap = measures.gaps[0]
+    if gap.length_ns < WORTH_SAYING * measures.window_ns and gap.length_ns < 1_000_000:
+        return
+    where = f"The longest gap on device {gap.device} is {duration(gap.length_ns)}"
+    before = f"before {_name(found, gap.next_kernel)}" if gap.next_kernel >= 0 else "before a copy"
+    if gap.starved is None:
+        yield Finding(3, f"{where}, {before}; its cause is unknown, for the next launch is not in the recording.",
+                      _gap_list(measures), "record runtime calls too", "unknown")  # fmt: skip
+        return
+    did = host.doing(found.events, found.tree, int(found.events.track[gap.launch]), gap.start_ns, gap.end_ns)
+    shares = ", ".join(f"{name} {duration(ns)}" for name, ns in did)
+    if gap.waiting_ns > gap.length_ns // 2:
+        yield Finding(
+            3,
+            f"{where}, {before}; the host waited for a device then, for work that is not in the recording.",
+            f"host: {shares}; {_gap_list(measures)}",
+            "record the steps before as well, or look at the other devices",
+            "unknown",
+        )
+    elif not gap.starved:
+        yield Finding(
+            3,
+            f"{where}, {before}, which had been launched already: it waited for another stream or an event.",
+            (f"host: {shares}; " if shares else "") + _gap_list(measures),
+            "look for stream waits and collectives that hold this stream back",
+        )
+    elif did:
+        yield Finding(
+            3,
+            f"{where}, {before}, while the host was in {did[0][0]}.",
+            f"host: {shares}; {_gap_list(measures)}",
+            _advice(did[0][0]),
+            "warn" if gap.length_ns > WORTH_SAYING * measures.window_ns else "ok",
+        )
+
+
+def _advice(name: str) -> str:
+    low = name.lower()
+    if "malloc" in low or "free" in low or "hostalloc" in low:
+        return "memory is allocated while serving: keep the caching allocator on and warm up before measuring"
+    if "dataloader" in low:
+        return "the data loader is too slow: more workers, pinned memory, prefetching"
+    if "launch" in low:
+        return "a launch this long usually loads or compiles its kernel: warm up before measuring"
+    return "move that work off the launching thread or out of the step"
+
+
+def _gap_list(measures: Measures) -> str:
+    largest = ", ".join(duration(gap.length_ns) for gap in measures.gaps)
+    return f"largest gaps: {largest}; {duration(measures.idle_ns)} in all"
+
+
+def waits(found: Analysis) -> Iterator[Finding]:
+    events, measures = found.events, found.measures
+    length = events.end - events.start
+    for rows, one, many, fix in (
+        (_own_syncs(found), "synchronisation", "synchronisations",
+         "avoid .item(), .cpu(), print of tensors and torch.cuda.synchronize() inside the step"),
+        (measures.wait_copies, "copy that made the host wait", "copies that made the host wait",
+         "copy from pinned memory with non_blocking=True, and read results one step later"),
+    ):  # fmt: skip
+        if not len(rows):
+            continue
+        total = int(length[rows].sum())
+        origin = _origin(found, rows)
+        span = found.figures["span_ns"]
+        yield Finding(
+            3,
+            f"The host waited {duration(total)} in {len(rows):,} {many if len(rows) > 1 else one}"
+            + (f", most of it in {origin}." if origin else "."),
+            f"{share(total, span)} of {duration(span)}; {counted(events, rows)}",
+            fix,
+            "warn" if total > 0.1 * span else "ok",
+        )
+
+
+def _own_syncs(found: Analysis) -> Array:
+    """Synchronisations of the program: those before its first and after its last launch are the profiler's own."""
+    rows, launches = found.measures.sync_calls, found.joined.all_launches
+    if not len(launches):
+        return rows
+    start = found.events.start
+    own: Array = rows[(start[rows] > start[launches].min()) & (start[rows] < start[launches].max())]
+    return own
+
+
+def _origin(found: Analysis, rows: Array) -> str:
+    """The outermost operator in which most of this waiting happened."""
+    top = host.outermost_operator(found.events, found.tree, rows)
+    length = (found.events.end - found.events.start)[rows]
+    inside = top >= 0
+    if not bool(inside.any()):
+        return ""
+    total = np.zeros(len(found.events.names), np.int64)
+    np.add.at(total, found.events.name[top[inside]], length[inside])
+    best = int(total.argmax())
+    return host.short(found.events.names[best], 60) if total[best] * 2 > length.sum() else ""
+
+
+def graphs(found: Analysis) -> Iterator[Finding]:
+    graphs, kernels = found.measures.graph_kernels, found.figures["kernels"]
+    if not kernels or not found.figures["launches"]:
+        return
+    if graphs:
+        launches = found.figures["graph_launches"]
+        yield Finding(
+            3,
+            f"{graphs:,} of {kernels:,} kernels ({share(graphs, kernels)}) ran inside a graph: host ops unknown there.",
+            f"{launches:,} graph launch{'es' if launches != 1 else ''}",
+            "",
+        )
+    elif found.measures.starved_ns > _LAUNCH_BOUND * max(1, found.measures.window_ns) and not found.measures.captured:
+        yield Finding(3, "No kernel ran inside a graph.", f"{found.figures['launches']:,} launches one by one",
+                      "replay CUDA/HIP graphs for decoding (vLLM: without --enforce-eager)")  # fmt: skip
+
+
+def collectives(found: Analysis) -> Iterator[Finding]:
+    measures = found.measures
+    if not measures.collective_ns:
+        return
+    busy = found.figures["busy_ns"]
+    open_ns = measures.collective_ns - measures.collective_hidden_ns
+    yield Finding(
+        3,
+        f"Collectives ran for {duration(measures.collective_ns)}, "
+        f"{share(measures.collective_hidden_ns, measures.collective_ns)} of it hidden behind other kernels.",
+        f"{int(measures.collective.sum()):,} kernels; {share(measures.collective_ns, busy)} of busy time; "
+        f"{duration(open_ns)} exposed (a collective's time includes waiting for the slowest rank)",
+        "overlap them with computation, or compare the ranks: the last to arrive makes the others wait",
+        "warn" if open_ns > 0.2 * busy else "ok",
+    )
+
+
+def kernels(found: Analysis) -> Iterator[Finding]:
+    top = found.figures["top_kernels"]
+    if top:
+        total = found.figures["kernel_sum_ns"]
+        yield Finding(
+            3,
+            f"The kernel with the most time is {host.short(top[0]['name'], 80)}, {share(top[0]['total_ns'], total)} "
+            f"of all kernel time in {top[0]['count']:,} runs.",
+            "; ".join(f"{host.short(k['name'], 50)}: {duration(k['total_ns'])}, ×{k['count']:,}" for k in top[:3]),
+            "",
+        )

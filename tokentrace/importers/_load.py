@@ -1,0 +1,256 @@
+"""Files, folders and their options in, one Imported out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tokentrace.errors import UsageError
+from tokentrace.importers import (
+    _source,
+    chrome,
+    columns,
+    figures,
+    host,
+    join,
+    measures,
+    nsys,
+    rocprof,
+    spans,
+    steps,
+)
+from tokentrace.importers._analysis import Analysis
+from tokentrace.importers._collect import Collected, Imported
+from tokentrace.importers.columns import Array, Events
+
+_SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".db")
+_RANK = re.compile(r"(?:rank|worker)[-_.]?(\d+)", re.IGNORECASE)
+_MAX_FILES = 1024
+#: Calls so long before a window are still looked for when a kernel in the window has their id.
+_LOOK_BACK_NS = 10 * 10**9
+
+
+def load(
+    paths: str | Path | Sequence[str | Path],
+    *,
+    window: tuple[int, int] | None = None,
+    step: int | None = None,
+    rank: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Imported:
+    """Import recordings: torch.profiler/Kineto JSON (.json, .json.gz), nsys sqlite, rocprofv3 JSON, a folder of ranks.
+
+    `window`: (start, end) in ns from the first event of each file; `step`: only the step with this number; `rank`: only
+    this rank's file; `progress` is told the bytes read so far. Raises UsageError when nothing can be imported; damage
+    that leaves something readable is counted in `lost` and told in a finding.
+    """
+    if window is not None and not 0 <= window[0] < window[1]:
+        raise UsageError("the window must be START-END with START before END", fix="for example --window 100-250")
+    given = [paths] if isinstance(paths, (str, Path)) else list(paths)
+    files, from_folder = _files([Path(path) for path in given])
+    refused: list[str] = []
+    builder = spans.Builder(len(files) if rank is None else 1, "/".join(file.name for file in files))
+    collected = Collected()
+    for file in files:
+        try:
+            events = _read(file, window, progress)
+            if rank is not None and _rank(file, events) != rank:
+                collected.other_ranks.append(_rank(file, events))
+                continue
+            found = analyse(events, step)
+        except UsageError as error:
+            if not from_folder:
+                raise
+            refused.append(str(error))
+            continue
+        label = _label(file, events, collected.labels)
+        builder.add(label, found)
+        collected.add(label, found)
+    if not collected.labels:
+        raise _nothing(files, rank, refused, collected.other_ranks)
+    for text in refused:
+        collected.lost.add(0, text)
+    return collected.finish(builder)
+
+
+def analyse(events: Events, step: int | None = None) -> Analysis:
+    """Join, measure and count one recording; with `step`, that step alone. Raises UsageError for an unknown step."""
+    joined = join.join(events)
+    found = steps.find(events, joined)
+    if step is not None:
+        _only_step(events, joined, found, step)
+        joined = join.join(events)
+        found = steps.find(events, joined)
+    tree = host.build(events)
+    measured = measures.measure(events, joined, tree)
+    per_step = figures.step_figures(events, joined, found)
+    for entry, more in zip(per_step, measures.per_step(events, joined, found, measured), strict=True):
+        entry.update(more)
+    return Analysis(
+        events=events,
+        joined=joined,
+        tree=tree,
+        steps=found,
+        measures=measured,
+        figures=figures.figures(events, joined),
+        step_figures=per_step,
+        operators=host.operators(events, joined, tree),
+    )
+
+
+def _files(paths: Iterable[Path]) -> tuple[list[Path], bool]:
+    """Files to read, and whether they came out of a folder (where a strange file is skipped, not refused)."""
+    result: list[Path] = []
+    folder = False
+    for path in paths:
+        if path.is_dir():
+            folder = True
+            inside = sorted(p for p in path.iterdir() if p.is_file() and p.name.lower().endswith(_SUFFIXES))
+            if not inside:
+                raise UsageError(f"there is no recording in {path}", fix=f"expected files {', '.join(_SUFFIXES)}")
+            result += inside
+        else:
+            result.append(path)
+    if not result:
+        raise UsageError("no file was given", fix="tokentrace import FILE")
+    if len(result) > _MAX_FILES:
+        raise UsageError(f"{len(result):,} files are too many for one trace", fix="choose ranks with --rank")
+    return sorted(
+        result, key=lambda p: (_file_rank(p) is None, _file_rank(p) or 0, p.name)
+    ) if folder else result, folder
+
+
+def _file_rank(path: Path) -> int | None:
+    found = _RANK.search(path.name)
+    return int(found[1][:9]) if found else None
+
+
+def _rank(path: Path, events: Events) -> int | None:
+    rank = events.facts.get("rank")
+    return rank if isinstance(rank, int) else _file_rank(path)
+
+
+def _label(path: Path, events: Events, taken: Sequence[str]) -> str:
+    rank = _rank(path, events)
+    label = f"rank {rank}" if rank is not None else columns.clean(path.name, 100)
+    number = 2
+    while label in taken:
+        label = f"{label.split(' (')[0]} ({number})"
+        number += 1
+    return label
+
+
+def _nothing(files: list[Path], rank: int | None, refused: list[str], others: list[int | None]) -> UsageError:
+    known = sorted({r for r in others if r is not None})
+    if rank is not None and others:
+        have = f"ranks {', '.join(map(str, known))}" if known else "no rank named in them"
+        return UsageError(f"rank {rank} is not among the recordings", fix=f"there are {have}")
+    if refused:
+        return UsageError(
+            f"none of {len(files)} files could be imported: {refused[0]}",
+            fix="give torch.profiler traces, nsys .sqlite exports or rocprofv3 JSON results",
+        )
+    return UsageError("nothing could be imported", fix="tokentrace import FILE")
+
+
+def _read(path: Path, window: tuple[int, int] | None, progress: Callable[[int], None] | None) -> Events:
+    head = _source.head(path)
+    if head.startswith(nsys.MAGIC):
+        events = nsys.read(path, window_ns=window, progress=progress)
+        if window is not None:
+            _prune_calls(events, events.window_begin)
+    elif rocprof.KEY in head:
+        events = rocprof.read(path, progress=progress)
+        if window is not None and len(events):
+            first = int(events.start.min())
+            _keep_window(events, first + window[0], first + window[1])
+    else:
+        events = _read_chrome(path, window, progress)
+    if not len(events):
+        raise _empty(path, events, window)
+    return events
+
+
+def _read_chrome(path: Path, window: tuple[int, int] | None, progress: Callable[[int], None] | None) -> Events:
+    if window is None:
+        return chrome.read(path, progress=progress)
+    first: list[int] = []
+
+    def earliest(start: Array, end: Array, kind: Array) -> Array:
+        inner = start[kind != columns.ENVELOPE]
+        if len(inner):
+            first.append(int(inner.min()))
+        return np.zeros(len(start), np.bool_)
+
+    # Two passes: events are not in order of time, so the first is known only at the end.
+    chrome.read(path, keep=earliest, progress=progress)
+    begin = min(first, default=0) + window[0]
+    end_of = min(first, default=0) + window[1]
+
+    def keep(start: Array, end: Array, kind: Array) -> Array:
+        inside = (start >= begin) & (start < end_of) & (kind != columns.ENVELOPE)
+        call = (kind == columns.RUNTIME) & (start >= begin - _LOOK_BACK_NS) & (start < begin)
+        wanted: Array = inside | call
+        return wanted
+
+    events = chrome.read(path, keep=keep, progress=progress)
+    _prune_calls(events, begin)
+    return events
+
+
+def _keep_window(events: Events, begin: int, end: int) -> None:
+    inside = (events.start >= begin) & (events.start < end)
+    call = (events.kind == columns.RUNTIME) & (events.start < begin)
+    events.select(np.flatnonzero(inside | call))
+    _prune_calls(events, begin)
+
+
+def _prune_calls(events: Events, begin: int) -> None:
+    """Drop calls before the window unless something in the window came out of them."""
+    joined = join.join(events)
+    used = np.concatenate((joined.call_of, joined.launch_of, joined.copy_call))
+    keep = np.ones(len(events), np.bool_)
+    early = joined.runtime[events.start[joined.runtime] < begin]
+    keep[early] = False
+    keep[used[used >= 0]] = True
+    events.select(np.flatnonzero(keep))
+
+
+def _only_step(events: Events, joined: join.Joined, found: steps.Steps, wanted: int) -> None:
+    number = next((n for n, step in enumerate(found.steps) if step.index == wanted), None)
+    if number is None:
+        known = ", ".join(str(step.index) for step in found.steps[:12]) + (" …" if len(found.steps) > 12 else "")
+        raise UsageError(
+            f"there is no step {wanted} in {events.source}",
+            fix=f"steps are {known}" if known else "the recording has no marked steps; use --window",
+        )
+    step = found.steps[number]
+    keep = (events.start >= step.start_ns) & (events.start <= step.host_end_ns) & (events.kind != columns.ENVELOPE)
+    keep &= events.kind >= columns.GPU_KINDS
+    keep[joined.kernels[found.of_kernel == number]] = True
+    keep[joined.copies[found.of_copy == number]] = True
+    calls = np.concatenate((joined.call_of[found.of_kernel == number], joined.copy_call[found.of_copy == number]))
+    keep[calls[calls >= 0]] = True
+    for other in found.steps:  # of overlapping steps on other threads only this one stays a step
+        if other is not step and keep[other.row]:
+            keep[other.row] = False
+    events.select(np.flatnonzero(keep))
+
+
+def _empty(path: Path, events: Events, window: tuple[int, int] | None) -> UsageError:
+    if window is not None:
+        return UsageError(
+            f"there are no events in this window of {path.name}",
+            fix="the window counts milliseconds from the first event",
+        )
+    if events.lost.events or events.lost.reasons:
+        return UsageError(f"{path.name} is too damaged: {'; '.join(events.lost.reasons)}", fix="record it again")
+    if events.total_events:
+        return UsageError(
+            f"{path.name} is JSON, but none of its {events.total_events:,} entries is a timed profiler event",
+            fix="give a torch.profiler trace, an nsys .sqlite export or a rocprofv3 JSON result",
+        )
+    return UsageError(f"{path.name} holds no events", fix="check that the profiler was active while the model ran")

@@ -1,0 +1,126 @@
+"""What a recording tells, one sentence each with its evidence and the next step. Silent where the data cannot tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tokentrace.importers import _device_findings as device
+from tokentrace.importers import _host_findings as of_host
+from tokentrace.importers import columns
+from tokentrace.importers._analysis import Analysis, duration
+from tokentrace.probe import Finding
+
+
+def findings(found: Analysis) -> list[Finding]:
+    """In the order to read them: what is missing, how busy the device was, why it was not, then who took the time."""
+    result: list[Finding] = []
+    for part in (_lost, _missing, device.busy, device.launch_bound, device.clocks, device.gaps, device.waits,
+                 of_host.host_time, device.graphs, device.collectives, of_host.jit, of_host.operators, device.kernels,
+                 _steps):  # fmt: skip
+        result += part(found)
+    return result
+
+
+def _lost(found: Analysis) -> Iterator[Finding]:
+    lost = found.events.lost
+    if lost.reasons or lost.events:
+        yield Finding(
+            4,
+            f"The recording is damaged: {'; '.join(lost.reasons)}.",
+            f"{found.events.total_events:,} events were read, at least {lost.events:,} were lost",
+            "record again and let the profiler finish writing",
+            "warn",
+        )
+
+
+def _missing(found: Analysis) -> Iterator[Finding]:
+    figures, events, joined = found.figures, found.events, found.joined
+    operators = int((events.kind == columns.OPERATOR).sum())
+    if figures["kernels"] == 0 and figures["launches"] and not found.measures.captured:
+        yield Finding(
+            4,
+            "Launches were seen but their kernels were not recorded: the profiler was blind to the device.",
+            f"{figures['launches']:,} launches, 0 kernels",
+            "check that no other profiler holds CUPTI or roctracer, that the container may use it "
+            "(--cap-add SYS_ADMIN or NVreg_RestrictProfilingToAdminUsers=0), and that ProfilerActivity.CUDA is on",
+            "fail",
+        )
+    elif figures["kernels"] == 0 and not len(joined.runtime) and operators:
+        devices = events.facts.get("devices")
+        if devices:
+            yield Finding(
+                4,
+                "Only the host was recorded: the file names a device, but holds neither launches nor kernels.",
+                f"{operators:,} operators; {len(devices)} × {devices[0]}",
+                "record with ProfilerActivity.CUDA as well, or take the file of a rank whose device was recorded",
+                "unknown",
+            )
+        else:
+            yield Finding(
+                5,
+                "The model ran on CPU: there are operators, but no launch and no kernel.",
+                f"{operators:,} operators, 0 launches, 0 kernels",
+                "move the model to the device (model.to('cuda')), or record with ProfilerActivity.CUDA if it was there",
+                "warn",
+            )
+    elif figures["kernels"] == 0 and not operators and not figures["launches"]:
+        yield Finding(4, "The recording holds neither operators nor launches nor kernels.",
+                      f"{events.total_events:,} events of other kinds", "record with torch.profiler, nsys or rocprofv3",
+                      "unknown")  # fmt: skip
+    traces = events.facts.get("graph_traces")
+    if traces:
+        yield Finding(
+            3,
+            f"{traces:,} graph executions were recorded as a whole; the kernels in them are missing from all figures.",
+            "the export has CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
+            "record with 'nsys profile --cuda-graph-trace=node'",
+            "warn",
+        )
+    orphans = figures["orphan_kernels"]
+    if orphans and orphans == figures["kernels"]:
+        yield Finding(3, "No launch was recorded, so nothing can be said about who launched the kernels.",
+                      f"{orphans:,} kernels, {len(joined.runtime):,} runtime calls",
+                      "record runtime calls too (rocprofv3 --hip-trace, nsys -t cuda)", "unknown")  # fmt: skip
+    elif orphans:
+        orphan_rows = joined.kernels[joined.call_of < 0]
+        owned = joined.kernels[joined.call_of >= 0]
+        early = int((events.start[orphan_rows] < events.start[owned].min()).sum())
+        why = (
+            "they were queued before the recording began" if early == orphans else "their launches are not in the file"
+        )
+        yield Finding(
+            3,
+            f"{orphans:,} of {figures['kernels']:,} kernels have no launch in the recording: {why}.",
+            f"together {duration(int((events.end - events.start)[orphan_rows].sum()))}; they count as busy time",
+            "" if early == orphans else "start the profiler before, and stop it after, a synchronisation",
+            "ok",
+        )
+    if found.measures.captured and figures["launches"] > figures["matched"]:
+        unmatched = figures["launches"] - len(np.unique(joined.launch_of[joined.launch_of >= 0]))
+        if unmatched > 0:
+            yield Finding(
+                3,
+                f"{unmatched:,} launches were captured into a graph and ran nothing: this is no normal step.",
+                f"{figures['launches']:,} launches, {figures['kernels']:,} kernels",
+                "for times, record a step in which the graph is replayed",
+            )
+
+
+def _steps(found: Analysis) -> Iterator[Finding]:
+    steps = found.step_figures
+    if len(steps) < 3:
+        return
+    spans = sorted(step["span_ns"] for step in steps)
+    middle = spans[len(spans) // 2]
+    worst = max(steps, key=lambda step: step["span_ns"])
+    if middle and worst["span_ns"] >= 1.5 * middle:
+        yield Finding(
+            6,
+            f"Step {worst['index']} took {worst['span_ns'] / middle:.1f} times as long as the median step.",
+            f"{duration(worst['span_ns'])}, median {duration(middle)} of {len(steps)} steps; busy "
+            f"{duration(worst['busy_ns'])}, {worst['kernels']:,} kernels, host {duration(worst['host_ns'])}",
+            f"look at it alone: --step {worst['index']}",
+            "warn",
+        )

@@ -1,0 +1,302 @@
+"""From columns to spans: one tree within a budget, what does not fit folded into the span that holds it."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import numpy as np
+
+from tokentrace.importers import _spanning, columns, host
+from tokentrace.importers._analysis import Analysis
+from tokentrace.importers._spanning import LayerRows
+from tokentrace.importers.columns import Array
+from tokentrace.model import Link, Process, Trace
+from tokentrace.probe import LayerState
+
+BUDGET = 10_000
+_RESERVED = 40  # root, lanes, unseen layers
+_NAME_LIMIT = 120
+_TEXT_LIMIT = 1_000
+
+
+class Builder:
+    """Builds one trace, a recording at a time, so that only one recording has to be in memory.
+
+    Root `tokentrace import`, below it a lane for each recording when there are several, then steps, modules,
+    operators, launches, kernels, compiles. Never more than BUDGET spans; `tokentrace.folded.*` on a span says what was
+    left out below it.
+    """
+
+    def __init__(self, count: int, identity: str) -> None:
+        """`count` recordings will follow; `identity` names them, for the id of the machine they come from."""
+        self.trace = Trace()
+        self._count = max(1, count)
+        self._share = (BUDGET - _RESERVED - self._count) // self._count
+        self._added = 0
+        self._shown = self._folded = 0
+        # The spans of a recording must not claim the host that imports it.
+        self._machine = {"host.id": str(uuid.uuid5(uuid.NAMESPACE_OID, identity)), "host.name": "recorded machine"}
+        self.trace.processes["recording"] = Process("recording", dict(self._machine))
+        self._root = self.trace.add("tokentrace import", 0, 0, 0, -1, process="recording", envelope=True)
+
+    def add(self, label: str, found: Analysis) -> None:
+        trace, events = self.trace, found.events
+        inner = np.flatnonzero(events.kind != columns.ENVELOPE)
+        if not len(inner):
+            return
+        low = events.absolute(int(events.start[inner].min()))
+        high = events.absolute(int(events.end[inner].max()))
+        trace.start_ns[0] = low if not self._added else min(trace.start_ns[0], low)
+        trace.end_ns[0] = max(trace.end_ns[0], high)
+        parent = self._root
+        if self._count > 1:
+            parent = trace.add(label, 0, low, high, self._root, {"tokentrace.import.source": events.source},
+                               process="recording", envelope=True)  # fmt: skip
+        prefix = f"{self._added}:" if self._count > 1 else ""
+        writer = _Lane(trace, found, parent, prefix, self._machine)
+        writer.write(self._share)
+        self._added += 1
+        self._shown += writer.shown
+        self._folded += writer.folded
+
+    def finish(self, states: list[LayerState], attributes: dict[str, Any]) -> Trace:
+        """Add an `unseen` span for each layer that no recording shows, and the root's attributes."""
+        trace = self.trace
+        start = trace.start_ns[0]
+        for state in states:
+            if state.status != "seen":
+                why = {"tokentrace.unseen": state.reason, "tokentrace.fix": state.fix}
+                trace.add("unseen", state.layer, start, start, self._root, why, process="recording")
+        counts = {"tokentrace.import.shown": self._shown, "tokentrace.import.folded": self._folded}
+        trace.set_attributes(self._root, {**attributes, **counts})
+        return trace
+
+
+class _Lane:
+    """Writes one recording below `root`."""
+
+    def __init__(self, trace: Trace, found: Analysis, root: int, prefix: str, machine: dict[str, str]) -> None:
+        self.trace = trace
+        self.found = found
+        self.root = root
+        self.prefix = prefix
+        self.machine = machine
+        self.shown = 0
+        self.folded = 0
+        self.span_of: dict[int, int] = {}  # row of Events -> row of Trace
+        self.step_span: list[int] = []
+        self.up: set[int] = set()  # trace rows on the way up
+
+    def write(self, budget: int) -> None:
+        rows = _spanning.classify(self.found)
+        chosen = _spanning.choose(self.found, rows, budget)
+        self._steps(chosen)
+        self._host_rows(rows, chosen)
+        self._device_rows(chosen)
+        self._fold(rows, chosen)
+        self.shown = len(self.span_of)
+
+    def _process(self, row: int) -> str:
+        events = self.found.events
+        if events.kind[row] < columns.GPU_KINDS:
+            key = f"{self.prefix}gpu {events.devices[int(events.device[row])]}"
+            facts: dict[str, Any] = {"hw.type": "gpu", "hw.id": events.devices[int(events.device[row])]}
+        else:
+            pid = events.tracks[int(events.track[row])][0]
+            key = f"{self.prefix}{pid or 'process'}"
+            facts = {"process.pid": int(pid)} if pid.isdecimal() and len(pid) < 10 else {}
+        if key not in self.trace.processes:
+            self.trace.processes[key] = Process(key, {**self.machine, **facts})
+        return key
+
+    def _thread(self, row: int) -> int:
+        events = self.found.events
+        text = events.tracks[int(events.track[row])][1]
+        digits = "".join(c for c in text if c.isdecimal())[:9]
+        return int(digits) if digits else 0
+
+    def _steps(self, chosen: Array) -> None:
+        events = self.found.events
+        for step, figures in zip(self.found.steps.steps, self.found.step_figures, strict=True):
+            if not chosen[step.row]:
+                self.step_span.append(self.root)
+                continue
+            attributes = {
+                "tokentrace.step.index": step.index,
+                "tokentrace.step.name": step.name[:_TEXT_LIMIT],
+                "tokentrace.step.host_ns": step.host_end_ns - step.start_ns,
+                "tokentrace.step.kernels": figures["kernels"],
+                "tokentrace.step.busy_ns": figures["busy_ns"],
+                **step.attributes,
+                **({"tokentrace.step.inferred": True} if step.inferred else {}),
+            }
+            span = self.trace.add("step", 6, events.absolute(step.start_ns), events.absolute(step.end_ns), self.root,
+                                  attributes, process=self._process(step.row), thread=self._thread(step.row),
+                                  direction="down")  # fmt: skip
+            self.step_span.append(span)
+            self.span_of[step.row] = span
+
+    def _host_rows(self, rows: LayerRows, chosen: Array) -> None:
+        """Operators, modules, calls and compiles, parents first: the order in which nesting lists them."""
+        found, events = self.found, self.found.events
+        up = events.names_with(_spanning.UP)
+        wanted = chosen.copy()
+        wanted[list(self.span_of)] = True
+        above = host.nearest(found.tree.parent, wanted)
+        step_of = _spanning.step_at(found)
+        calls = np.bincount(events.name[events.rows(columns.OPERATOR)], minlength=len(events.names))
+        queue = found.tree.rows[chosen[found.tree.rows]]
+        loads = found.measures.loads
+        outside = loads[chosen[loads] & (events.kind[loads] == columns.OVERHEAD)]
+        for row in np.concatenate((queue, outside)).tolist():
+            if row in self.span_of:
+                continue
+            start, end = int(events.start[row]), int(events.end[row])
+            holder = int(above[found.tree.parent[row]])
+            join = ""
+            parent = self.span_of.get(holder, -1)
+            if parent < 0:
+                parent = self._step_parent(int(step_of[row]), start, end)
+                join = "time" if parent != self.root else ""
+            layer = int(rows.layer[row])
+            name, attributes = self._describe(row, layer, calls)
+            if join:
+                attributes["tokentrace.join"] = join
+            way = "up" if parent in self.up or up[events.name[row]] else "down"
+            span = self.trace.add(name, layer, events.absolute(start), events.absolute(end), parent, attributes,
+                                  process=self._process(row), thread=self._thread(row), direction=way)  # fmt: skip
+            if way == "up":
+                self.up.add(span)
+            self.span_of[row] = span
+
+    def _step_parent(self, step: int, start: int, end: int) -> int:
+        """The step's span if it encloses these times, else the lane itself."""
+        if step >= 0:
+            holder = self.found.steps.steps[step]
+            if self.step_span[step] != self.root and holder.start_ns <= start and end <= holder.end_ns:
+                return self.step_span[step]
+        return self.root
+
+    def _describe(self, row: int, layer: int, calls: Array) -> tuple[str, dict[str, Any]]:
+        events = self.found.events
+        text = events.names[int(events.name[row])]
+        length = int(events.end[row] - events.start[row])
+        if layer == 5:
+            module = text.removeprefix("nn.Module: ")
+            return f"module {host.short(module, _NAME_LIMIT)}", {"tokentrace.tensor.module": host.short(module, 300)}
+        if layer == 4:
+            attributes: dict[str, Any] = {
+                "tokentrace.op.name": text[:_TEXT_LIMIT],
+                "tokentrace.op.calls": int(calls[events.name[row]]),
+                "tokentrace.op.own_ns": int(self.found.tree.own_ns[row]),
+            }
+            if events.detail[row] >= 0:
+                attributes["tokentrace.op.shapes"] = events.details[int(events.detail[row])]
+            short = host.short(text, _NAME_LIMIT)
+            return (short if "::" in short else f"op {short}"), attributes
+        if layer == 2:
+            return _spanning.jit_name(text), {
+                "tokentrace.jit.compiler": _spanning.compiler(text),
+                "tokentrace.duration_ns": length,
+            }
+        attributes = {"tokentrace.duration_ns": length}
+        if events.correlation[row] >= 0:
+            attributes["tokentrace.kernel.correlation"] = int(events.correlation[row])
+        kind = "sync" if columns.BLOCKING_SYNC.match(text) else "launch"
+        if columns.GRAPH_LAUNCH.match(text):
+            attributes["tokentrace.kernel.graph"] = True
+        return f"{kind} {host.short(text, _NAME_LIMIT)}", attributes
+
+    def _device_rows(self, chosen: Array) -> None:
+        found = self.found
+        joined, steps = found.joined, found.steps
+        for which, call_of, step_of in (
+            (joined.kernels, joined.call_of, steps.of_kernel),
+            (joined.copies, joined.copy_call, steps.of_copy),
+        ):
+            for number in np.flatnonzero(chosen[which]).tolist():
+                self._device_row(int(which[number]), int(call_of[number]), int(step_of[number]))
+
+    def _device_row(self, row: int, call: int, step: int) -> None:
+        found, events = self.found, self.found.events
+        start, end = int(events.start[row]), int(events.end[row])
+        parent = self._step_parent(step, start, end)
+        text = events.names[int(events.name[row])]
+        kernel = events.kind[row] == columns.KERNEL
+        attributes: dict[str, Any] = {
+            "tokentrace.kernel.name": text[:_TEXT_LIMIT],
+            "tokentrace.kernel.stream": events.streams[int(events.stream[row])],
+            "tokentrace.duration_ns": end - start,
+            "hw.id": events.devices[int(events.device[row])],
+            "hw.type": "gpu",
+        }
+        if events.detail[row] >= 0:
+            grid, _, block = events.details[int(events.detail[row])].partition(" x ")
+            attributes["tokentrace.kernel.grid"], attributes["tokentrace.kernel.block"] = grid, block
+        if events.bytes[row] >= 0:
+            attributes["tokentrace.kernel.bytes"] = int(events.bytes[row])
+        if events.correlation[row] >= 0:
+            attributes["tokentrace.kernel.correlation"] = int(events.correlation[row])
+        links = []
+        if call >= 0:
+            attributes["tokentrace.join"] = "correlation_id"
+            if columns.GRAPH_LAUNCH.match(events.names[int(events.name[call])]):
+                attributes["tokentrace.kernel.graph"] = True
+            else:
+                attributes["tokentrace.kernel.queue_ns"] = max(0, start - int(events.start[call]))
+            if call in self.span_of:
+                links.append(Link(self.trace.span_id[self.span_of[call]], {"tokentrace.join": "correlation_id"}))
+        else:
+            attributes["tokentrace.kernel.orphan"] = True
+            if parent != self.root:
+                attributes["tokentrace.join"] = "time"
+        operator = int(found.tree.operator[call]) if call >= 0 else -1
+        if operator >= 0:
+            attributes["tokentrace.op.name"] = events.names[int(events.name[operator])][:_TEXT_LIMIT]
+        up = _spanning.is_upward(text) or (call in self.span_of and self.span_of[call] in self.up)
+        name = f"{'kernel' if kernel else 'copy'} {host.short(text, _NAME_LIMIT)}"
+        self.span_of[row] = self.trace.add(
+            name, 3, events.absolute(start), events.absolute(end), parent, attributes, process=self._process(row),
+            thread=self._thread(row), direction="up" if up else "down", links=links,
+        )  # fmt: skip
+
+    def _fold(self, rows: LayerRows, chosen: Array) -> None:
+        """Say on each span what was left out below it: how many, how long, the names with the most time."""
+        found, events = self.found, self.found.events
+        left = np.flatnonzero((rows.layer[:-1] > 0) & ~chosen[:-1])
+        left = left[[row not in self.span_of for row in left.tolist()]]
+        self.folded = len(left)
+        if not len(left):
+            return
+        wanted = np.zeros(len(events) + 1, np.bool_)
+        wanted[list(self.span_of)] = True
+        above = host.nearest(found.tree.parent, wanted)
+        anchor = np.full(len(events) + 1, -1, np.int64)
+        anchor[found.tree.rows] = found.tree.rows
+        anchor[found.joined.kernels] = found.joined.call_of
+        anchor[found.joined.copies] = found.joined.copy_call
+        holder = above[anchor[left]]
+        step_of = _spanning.step_at(found)[left]
+        target = np.array([self.span_of.get(row, -1) for row in holder.tolist()])
+        steps = np.array([*self.step_span, self.root])
+        target = np.where(target >= 0, target, steps[step_of])
+        length = (events.end - events.start)[left]
+        order = np.argsort(target, kind="stable")
+        edges = np.flatnonzero(np.diff(target[order])) + 1
+        for group in np.split(order, edges):
+            codes, inverse, counts = np.unique(events.name[left[group]], return_inverse=True, return_counts=True)
+            total = np.zeros(len(codes), np.int64)
+            np.add.at(total, inverse, length[group])
+            best = np.argsort(-total, kind="stable")[:5].tolist()
+            self.trace.set_attributes(
+                int(target[group[0]]),
+                {
+                    "tokentrace.folded.spans": len(group),
+                    "tokentrace.folded.total_ns": int(total.sum()),
+                    "tokentrace.folded.top": [
+                        f"{host.short(events.names[int(codes[n])], 80)} ×{int(counts[n])} {int(total[n])} ns"
+                        for n in best
+                    ],
+                },
+            )
