@@ -309,9 +309,8 @@ class CpuWatch:
                 process = psutil.Process(pid)
                 family = [process, *process.children(recursive=True)]
             except psutil.Error as error:
-                self.problems.append(
-                    f"process {pid}: {'no permission' if 'Denied' in type(error).__name__ else 'gone'}"
-                )
+                denied = isinstance(error, psutil.AccessDenied)
+                self.problems.append(f"process {pid}: {'no permission' if denied else 'not there'}")
                 continue
             known = {p.pid for p in self._processes}
             self._processes.extend(p for p in family if p.pid not in known)
