@@ -241,7 +241,7 @@ def _span_facts(span: Any, resource: dict[str, Any]) -> dict[str, Any]:
         ],
         "status": (span.status.code, span.status.message),
         "flags": span.flags,
-        "service": resource["service.name"],
+        "service": resource.get("service.name"),
         "pid": resource.get("process.pid"),
         "host": resource.get("host.id"),
         "times": 1,

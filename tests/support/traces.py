@@ -55,8 +55,8 @@ def run_trace(spans: int = 60, seed: int = 1) -> Trace:
                          process="200", thread=2002, envelope=True)  # fmt: skip
         forward = trace.add("forward", 5, clock + 100, clock + 8900, step, process="200", thread=2002, direction="down")
         operator = trace.add(f"aten::{rng.choice(('mm', 'add'))}", 4, clock + 200, clock + 5000, forward,
-                             {"tokentrace.op.shapes": f"[[1, {rng.randrange(99)}]]", "calls": 1,
-                              "self_ns": rng.randrange(2**40)}, process="200", thread=2002, direction="down")  # fmt: skip
+                             {"shapes": f"[[1, {rng.randrange(99)}]]", "calls": 1, "ns": rng.randrange(2**40)},
+                             process="200", thread=2002, direction="down")  # fmt: skip
         launch = trace.add("launch cudaLaunchKernel", 3, clock + 300, clock + 900, operator,
                            {"tokentrace.duration_ns": 600}, process="200", thread=2002, direction="down")  # fmt: skip
         trace.add("kernel sgemm", 3, clock + 1000, clock + 1600, forward, {"tokentrace.kernel.stream": 7},

@@ -68,7 +68,7 @@ class GrpcTransport(Transport):
         code, details = error.code().name, str(error.details() or "")
         said = f"answered {code}" + (f" ({short(details)})" if details else "")
         lower = details.lower()
-        if code == "UNAVAILABLE" and ("http1" in lower or "http/1" in lower or "http2 settings" in lower):
+        if code == "UNAVAILABLE" and ("http1" in lower or "http/1" in lower or "settings" in lower):
             return Outcome(
                 STOP,
                 "speaks HTTP/1, not gRPC, at this port",
