@@ -51,9 +51,7 @@ HOOKPOINTS: tuple[HookPoint, ...] = (
         "tokenizer", "encode", f"{_HERE}.tokenizer", "Tokenizer", "encode", ("rid", "text", "special"), "list[int]"
     ),
     # `index` counts the generated tokens from 0; the end-of-sequence token passes too and gives "".
-    HookPoint(
-        "tokenizer", "decode", f"{_HERE}.tokenizer", "Detokenizer", "step", ("rid", "index", "token_id"), "str"
-    ),
+    HookPoint("tokenizer", "decode", f"{_HERE}.tokenizer", "Detokenizer", "step", ("rid", "index", "token_id"), "str"),
     # --- hand-over to the scheduler; `ids` are the prompt's token ids
     HookPoint("engine", "submit", f"{_HERE}.engine", "Engine", "submit", ("rid", "ids", "sampling"), "Generation"),
     HookPoint("engine", "cancel", f"{_HERE}.engine", "Engine", "cancel", ("rid",), "None"),
