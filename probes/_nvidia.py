@@ -34,6 +34,7 @@ THROTTLE_BITS = {
 CHOSEN_BITS = {0x001: "idle", 0x002: "application clocks", 0x100: "display clocks"}
 _POLICIES = {"power": 0, "thermal": 1}  # NVML_PERF_POLICY_POWER, NVML_PERF_POLICY_THERMAL
 _SECOND = 1_000_000_000
+_POWER_EVERY_NS = 50_000_000
 _FRESH_NS = 5 * _SECOND  # the driver's buffer is filled all the time, its newest sample is never older
 _PERIOD_NS = 100_000_000  # assumed until the counter has been seen moving; 20 to 100 ms are reported
 
@@ -149,6 +150,7 @@ class NvmlSensor:
     def __init__(self, pynvml: Any, index: int) -> None:
         self._nvml = pynvml
         self._handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        self._power_ns = 0
         self.info = SensorInfo(id=f"nvidia-{index}", type="gpu", name=f"GPU {index}", vendor="NVIDIA", interface="NVML")
         self._describe(index)
         self._energy = self._try("energy counter", lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
@@ -257,6 +259,10 @@ class NvmlSensor:
                 energy = nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1000
             after = now_ns()
             watts = None
+            # Beside a counter power is only shown; asked for more often than 50 ms some drivers answer 0 or an error.
+            if energy is not None and before - self._power_ns < _POWER_EVERY_NS:
+                return Reading((before + after) // 2, energy)
+            self._power_ns = before
             if self._instant:
                 watts = self._instant_mw() / 1000
             elif self._average:
