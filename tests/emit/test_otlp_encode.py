@@ -115,14 +115,14 @@ def check(trace: Trace, found: list[Batch]) -> None:
 
 
 @given(traces())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_trace_is_what_the_protobuf_classes_would_write(trace: Trace) -> None:
     trace_without_names_of_its_own(trace)
     check(trace, list(batches(trace, environ={})))
 
 
 @given(traces(max_spans=3, repeats=60))
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 def test_long_columns_are_what_the_protobuf_classes_would_write(trace: Trace) -> None:
     trace_without_names_of_its_own(trace)
     check(trace, list(batches(trace, environ={}, max_spans=50)))

@@ -58,7 +58,7 @@ def assert_same(left: Trace, right: Trace) -> None:
 
 
 @given(traces())
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=70, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_trace_reads_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, trace: Trace) -> None:
     path = tmp_path_factory.mktemp("any") / "t.jsonl"
     otlp_file.write(trace, path, {"OTEL_SERVICE_NAME": "mine", "OTEL_RESOURCE_ATTRIBUTES": "x=1,team=a"})

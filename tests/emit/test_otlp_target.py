@@ -69,7 +69,7 @@ def test_the_other_settings() -> None:
     [
         ({"PROTOCOL": "http/json"}, "PROTOCOL"),
         ({"TRACES_PROTOCOL": "udp"}, "TRACES_PROTOCOL"),
-        ({"ENDPOINT": "ftp://c"}, "ENDPOINT"),
+        ({"ENDPOINT": "ftp://user:geheim@c/?k=geheim"}, "ENDPOINT"),
         ({"TRACES_ENDPOINT": "http://c:port"}, "TRACES_ENDPOINT"),
         ({"TIMEOUT": "soon"}, "TIMEOUT"),
         ({"TIMEOUT": "-1"}, "TIMEOUT"),

@@ -1,1 +1,90 @@
-"""Ways out of a Trace. Nothing else speaks OTLP, Jaeger, Perfetto or HTML."""
+"""Out of tokentrace: OTLP to a receiver, and files that other tools open.
+
+    .jsonl, .jsonl.gz                OTLP JSON lines, lossless: the only format that `load` reads back
+    .jaeger.json, .json              Jaeger UI JSON (.json alone is Jaeger's: viewing there is what it is mostly for)
+    .perfetto.json, .trace.json      Chrome trace events, for ui.perfetto.dev
+    each of the last two may end in .gz as well
+
+Sending is `tokentrace.emit.otlp_send.send(trace, OtlpTarget.from_env())`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokentrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from tokentrace.model import Trace
+
+#: Format by suffix; the longest that fits counts.
+SUFFIXES = {
+    ".jsonl": "otlp-file",
+    ".jaeger.json": "jaeger",
+    ".perfetto.json": "perfetto",
+    ".trace.json": "perfetto",
+    ".json": "jaeger",
+}
+FORMATS = ("otlp-file", "jaeger", "perfetto")
+
+__all__ = ["FORMATS", "SUFFIXES", "format_of", "load", "save"]
+
+
+def format_of(path: Path | str) -> str:
+    """The format that a file name asks for. Raises UsageError, which lists the suffixes."""
+    name = Path(path).name.lower().removesuffix(".gz")
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        if name.endswith(suffix):
+            return SUFFIXES[suffix]
+    raise UsageError(
+        f"{path} has no suffix that names a trace format",
+        fix="end it in .jsonl (OTLP), .jaeger.json, .perfetto.json, or one of these with .gz",
+    )
+
+
+def save(trace: Trace, path: Path | str, format: str = "") -> None:
+    """Write the trace in the format of the suffix, or in the one given. Raises UsageError or ExportError.
+
+    The file appears whole or not at all.
+    """
+    _writer(format or format_of(path))(trace, path)
+
+
+def _writer(format: str) -> Callable[[Trace, Path | str], None]:
+    if format == "otlp-file":
+        from tokentrace.emit import otlp_file
+
+        return otlp_file.write
+    if format == "jaeger":
+        from tokentrace.emit import jaeger
+
+        return jaeger.write
+    if format == "perfetto":
+        from tokentrace.emit import perfetto
+
+        return perfetto.write
+    raise UsageError(f"there is no format {format!r}", fix=f"formats: {', '.join(FORMATS)}")
+
+
+def load(path: Path | str) -> Trace:
+    """The trace in an OTLP JSON lines file, whatever its name. Raises UsageError.
+
+    Jaeger's and Perfetto's formats do not hold all of a trace, so files written for them are refused by name.
+    """
+    from tokentrace.emit import otlp_file
+
+    try:
+        return otlp_file.read(path)
+    except UsageError as error:
+        try:
+            viewer = format_of(path)
+        except UsageError:
+            raise error from None
+        if viewer == "otlp-file" or not Path(path).is_file():
+            raise
+        raise UsageError(
+            f"{path} was written for {viewer.title()} and does not hold the whole trace",
+            fix="load the run's .jsonl file, see: tokentrace list",
+        ) from error

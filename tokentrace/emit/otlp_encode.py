@@ -15,9 +15,9 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tokentrace.emit import _wire
+from tokentrace.emit._columns import as_list, bytes_of, double_column, filled, int_column
 from tokentrace.emit._resource import Resources
 from tokentrace.emit._rows import ABSENT, COLUMNS, DIRECTION, ENVELOPE, LAYER, RESERVED, THREAD
 from tokentrace.emit._values import clean_text
@@ -214,10 +214,10 @@ class _Encoder:
         ids = np.array(trace.span_id[rows.start : rows.stop], dtype=np.uint64)
         parents = [trace.span_id[p] if p >= 0 else 0 for p in trace.parent[rows.start : rows.stop]]
         template = b"\x0a\x10" + self.trace_id + b"\x12\x08" + bytes(8) + b"\x22\x08" + bytes(8)
-        table = _table(template, len(rows))
-        table[:, 20:28] = _bytes_of(ids.astype(">u8"))
-        table[:, 30:38] = _bytes_of(np.array(parents, dtype=np.uint64).astype(">u8"))
-        heads = _as_list(table)
+        table = filled(template, len(rows))
+        table[:, 20:28] = bytes_of(ids.astype(">u8"))
+        table[:, 30:38] = bytes_of(np.array(parents, dtype=np.uint64).astype(">u8"))
+        heads = as_list(table)
         if rows.start == 0 and heads:
             heads[0] = heads[0][:28]  # the root has no parent
         return heads
@@ -226,10 +226,10 @@ class _Encoder:
         """start_time_unix_nano and end_time_unix_nano (fields 7, 8)."""
         start = self.trace.start_ns[rows.start : rows.stop]
         end = self.trace.end_ns[rows.start : rows.stop]
-        table = _table(b"\x39" + bytes(8) + b"\x41" + bytes(8), len(rows))
-        table[:, 1:9] = _bytes_of(np.array(start, dtype="<u8"))
-        table[:, 10:18] = _bytes_of(np.array(end, dtype="<u8"))
-        times = _as_list(table)
+        table = filled(b"\x39" + bytes(8) + b"\x41" + bytes(8), len(rows))
+        table[:, 1:9] = bytes_of(np.array(start, dtype="<u8"))
+        table[:, 10:18] = bytes_of(np.array(end, dtype="<u8"))
+        times = as_list(table)
         if 0 in start or 0 in end:  # proto3 leaves zero out
             for index, piece in enumerate(times):
                 times[index] = (piece[:9] if start[index] else b"") + (piece[9:] if end[index] else b"")
@@ -305,11 +305,11 @@ class _Encoder:
                 if len(sample) < _SMALL or len(set(sample)) * 3 < _SMALL:
                     return self._by_value(key, kind, column)
                 try:
-                    return _int_column(key, np.array(column, dtype=np.int64))
+                    return int_column(key, np.array(column, dtype=np.int64))
                 except OverflowError:
                     return self._by_value(key, kind, column)
             elif kind is float and len(column) >= _SMALL:
-                return _double_column(key, column)
+                return double_column(key, column)
             elif kind is list or kind is tuple:
                 inner = set(map(type, chain.from_iterable(column)))
                 if inner == {int} or inner == {str}:
@@ -351,58 +351,6 @@ def _folded(columns: Sequence[_Pieces], count: int) -> Iterator[Iterable[bytes]]
         yield column
     if shared:
         yield repeat(shared, count)
-
-
-def _double_column(key: str, column: Sequence[float]) -> list[bytes]:
-    prefix = _wire.key_prefix(key) + b"\x12\x09\x21"
-    table = _table(_wire.delimited(0x4A, prefix + bytes(8)), len(column))
-    table[:, -8:] = _bytes_of(np.array(column, dtype="<f8"))
-    return _as_list(table)
-
-
-_VARINT_STEPS = np.array([1 << (7 * n) for n in range(1, 10)], dtype=np.uint64)
-
-
-def _int_column(key: str, column: npt.NDArray[np.int64]) -> list[bytes]:
-    """Minimal varints: one byte template for each width that occurs."""
-    numbers = column.view(np.uint64)
-    widths = np.searchsorted(_VARINT_STEPS, numbers, side="right") + 1
-    present = np.unique(widths).tolist()
-    whole = np.empty(len(column), dtype=object)
-    for width in present:
-        chosen = np.flatnonzero(widths == width)
-        prefix = _wire.key_prefix(key) + b"\x12" + _wire.varint(width + 1) + b"\x18"
-        table = _table(_wire.delimited(0x4A, prefix + bytes(width)), len(chosen))
-        _put_varints(table[:, -width:], numbers[chosen])
-        pieces = _as_list(table)
-        if len(present) == 1:
-            return pieces
-        whole[chosen] = pieces
-    return list(whole)
-
-
-def _put_varints(table: npt.NDArray[np.uint8], numbers: npt.NDArray[np.uint64]) -> None:
-    width = table.shape[1]
-    for index in range(width):
-        more = 128 if index < width - 1 else 0
-        table[:, index] = (numbers >> np.uint64(7 * index)) & np.uint64(127) | np.uint64(more)
-
-
-def _table(template: bytes, count: int) -> npt.NDArray[np.uint8]:
-    table = np.empty((count, len(template)), dtype=np.uint8)
-    table[:] = np.frombuffer(template, dtype=np.uint8)
-    return table
-
-
-def _bytes_of(column: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    return column.view(np.uint8).reshape(-1, 8)
-
-
-def _as_list(table: npt.NDArray[np.uint8]) -> list[bytes]:
-    """Each row of the table as bytes; numpy's void type, unlike its bytes type, keeps trailing zeros."""
-    void: Any = np.dtype((np.void, table.shape[1]))
-    found: list[bytes] = table.view(void).ravel().tolist()
-    return found
 
 
 def _within(rare: Mapping[int, Any], rows: range) -> list[int]:

@@ -15,6 +15,7 @@ OTEL_SDK_DISABLED, OTEL_TRACES_SAMPLER (always_off and the ratios) keep spans fr
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit, urlunsplit
@@ -117,7 +118,8 @@ def _endpoint(env: Mapping[str, str], given: str) -> tuple[str, str]:
         text = f"{_scheme_for_bare(env, protocol, text)}://{text}"
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{source} is {text!r}, which is not a URL", fix="write it like http://localhost:4318")
+        shown = re.sub(r"(//)[^/@]*@|\?.*", r"\1", text)  # a password or a query may be a key
+        raise ConfigError(f"{source} is {shown!r}, which is not a URL", fix="write it like http://localhost:4318")
     if protocol == GRPC:
         port = _port(text, source) or 4317
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
