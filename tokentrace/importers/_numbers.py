@@ -59,7 +59,7 @@ def _bulk(text: bytes, count: int) -> Ints | None:
     raw = np.frombuffer(text, np.uint8)
     dot = np.flatnonzero(raw == 46)
     line_end = np.append(np.flatnonzero(raw == 10), len(raw))
-    if dots == count and bool((line_end - dot == 4).all()):
+    if dots == count and bool((line_end - dot == 4).all()) and bool((dot[1:] > line_end[:-1]).all()):
         return _integers(text.replace(b".", b""), count)
     owner = np.searchsorted(line_end, dot)
     if dots > 1 and not bool((np.diff(owner) > 0).all()):

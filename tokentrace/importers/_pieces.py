@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from json import JSONDecoder
+from json import JSONDecodeError, JSONDecoder
 from typing import Any, TypeAlias
 
 import msgspec
@@ -26,6 +26,8 @@ _NULL = msgspec.Raw(b"null")
 _HEADER_LIMIT = 64 << 20
 _EVENT_LIMIT = 64 << 20
 _TAIL_LIMIT = 4 << 20
+_PATIENCE = 4 << 20
+_TORN = 16  # a torn literal, number or escape is no longer than this
 
 _FIELDS = rb"(?:ph|name|cat|pid|tid|ts|args|dur|id|s|bp)"
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{\s*\"" + _FIELDS + rb"\"\s*:)")
@@ -213,13 +215,16 @@ class Reader:
                     if event is not None:
                         events.append(event)
                     continue
+                except JSONDecodeError as error:
+                    # An event that only lacks its end is kept until more has come; one that stays open for long is
+                    # damaged (a lost quote) and must not hold up the rest.
+                    open_end = error.pos >= length - _TORN or error.msg.startswith("Unterminated string")
+                    if open_end and not last and length - at < _PATIENCE:
+                        return events, string[at:].encode("utf-8", "surrogateescape")
                 except (ValueError, RecursionError):
                     pass
             found = _START.search(string, at + 1)
             if found is None:
-                if last:
-                    return events, string[at:].encode("utf-8", "surrogateescape")
-                # Perhaps only unfinished; keep it until more has come.
                 return events, string[at:].encode("utf-8", "surrogateescape")
             self.lost.events += 1
             self._damaged += 1

@@ -15,7 +15,7 @@ CHUNK = 1 << 20  # measured: smaller costs calls, larger costs cache misses and 
 _LAYERS = 3  # gzip inside gzip, seen in the wild once; deeper is a bomb
 #: A gzip stream that grows beyond this and by more than this factor is refused. Real recordings shrink 10 to 60 fold.
 _BOMB_BYTES = 1 << 30
-_BOMB_FACTOR = 300
+_BOMB_FACTOR = 150
 _GZIP = b"\x1f\x8b"
 _LFS = b"version https://git-lfs.github.com/spec"
 

@@ -48,12 +48,16 @@ def _missing(found: Analysis) -> Iterator[Finding]:
             "fail",
         )
     elif figures["kernels"] == 0 and not len(joined.runtime) and operators:
-        devices = events.facts.get("devices")
-        if devices:
+        devices = events.facts.get("devices") or []
+        # The collectives' backend gives a device away too: nccl (and rccl under that name) runs on GPUs only.
+        sign = f"{len(devices)} × {devices[0]}" if devices else ""
+        if not sign and "nccl" in str(events.facts.get("backend", "")):
+            sign = "its collectives use nccl"
+        if sign:
             yield Finding(
                 4,
-                "Only the host was recorded: the file names a device, but holds neither launches nor kernels.",
-                f"{operators:,} operators; {len(devices)} × {devices[0]}",
+                "Only the host was recorded: the file tells of a device, but holds neither launches nor kernels.",
+                f"{operators:,} operators; {sign}",
                 "record with ProfilerActivity.CUDA as well, or take the file of a rank whose device was recorded",
                 "unknown",
             )

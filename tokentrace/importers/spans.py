@@ -11,6 +11,7 @@ from tokentrace.importers import _spanning, columns, host
 from tokentrace.importers._analysis import Analysis
 from tokentrace.importers._spanning import LayerRows
 from tokentrace.importers.columns import Array
+from tokentrace.importers.join import by_external_id
 from tokentrace.model import Link, Process, Trace
 from tokentrace.probe import LayerState
 
@@ -211,14 +212,18 @@ class _Lane:
     def _device_rows(self, chosen: Array) -> None:
         found = self.found
         joined, steps = found.joined, found.steps
-        for which, call_of, step_of in (
-            (joined.kernels, joined.call_of, steps.of_kernel),
-            (joined.copies, joined.copy_call, steps.of_copy),
+        by_id = by_external_id(found.events, joined)
+        nothing = np.full(len(joined.copies), -1)
+        for which, call_of, step_of, operator_of in (
+            (joined.kernels, joined.call_of, steps.of_kernel, by_id),
+            (joined.copies, joined.copy_call, steps.of_copy, nothing),
         ):
             for number in np.flatnonzero(chosen[which]).tolist():
-                self._device_row(int(which[number]), int(call_of[number]), int(step_of[number]))
+                self._device_row(
+                    int(which[number]), int(call_of[number]), int(step_of[number]), int(operator_of[number])
+                )
 
-    def _device_row(self, row: int, call: int, step: int) -> None:
+    def _device_row(self, row: int, call: int, step: int, named: int) -> None:
         found, events = self.found, self.found.events
         start, end = int(events.start[row]), int(events.end[row])
         parent = self._step_parent(step, start, end)
@@ -251,8 +256,9 @@ class _Lane:
             attributes["tokentrace.kernel.orphan"] = True
             if parent != self.root:
                 attributes["tokentrace.join"] = "time"
-        operator = int(found.tree.operator[call]) if call >= 0 else -1
+        operator = named if named >= 0 else int(found.tree.operator[call]) if call >= 0 else -1
         if operator >= 0:
+            attributes["tokentrace.op.join"] = "external_id" if named >= 0 else "time"
             attributes["tokentrace.op.name"] = events.names[int(events.name[operator])][:_TEXT_LIMIT]
         up = _spanning.is_upward(text) or (call in self.span_of and self.span_of[call] in self.up)
         name = f"{'kernel' if kernel else 'copy'} {host.short(text, _NAME_LIMIT)}"

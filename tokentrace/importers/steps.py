@@ -26,6 +26,7 @@ _KNOWN = (_VLLM, _SGLANG, _PROFILER, _CAPTURE, _NUMBERED)
 #: Annotations that are parts of a step, never a step.
 _PART = re.compile(
     r"^(nccl|gloo|mpi|ucc|rccl|c10d)\b|^Optimizer\.|^## Call CompiledFxGraph|^Torch-Compiled Region|^cuda"
+    r"|\(dynamo_timed\)$|^enumerate\(DataLoader\)"
 )
 _SGLANG_PHASE = {"EXTEND": "prefill", "PREFILL": "prefill", "DECODE": "decode", "MIXED": "mixed"}
 
@@ -95,7 +96,7 @@ def find(events: Events, joined: Joined) -> Steps:
 def _outermost_annotations(events: Events, joined: Joined) -> Array:
     """User annotations of the thread that launches most, without those that are parts of a step by their name."""
     rows = events.rows(columns.ANNOTATION)
-    part = events.names_matching(_PART)
+    part = events.names_with(_PART)
     rows = rows[~part[events.name[rows]]]
     launches = joined.all_launches
     if len(launches) and len(rows):
