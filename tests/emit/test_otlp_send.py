@@ -272,6 +272,28 @@ def test_an_unusable_certificate_file_is_one_sentence(protocol: str, tmp_path: P
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_proxy_variable_that_points_at_nothing_is_named(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("no_proxy", "")
+    with OtlpReceiver() as receiver:
+        delivery = balanced(send(run_trace(20), target(receiver, protocol), environ={}))
+        assert "http_proxy" in delivery.message
+        assert "NO_PROXY" in delivery.fix
+        monkeypatch.setenv("no_proxy", "localhost")
+        assert balanced(send(run_trace(20), target(receiver, protocol), environ={})).ok
+
+
+def test_a_proxy_of_an_unknown_kind_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "gopher://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "")
+    with OtlpReceiver() as receiver:
+        delivery = balanced(send(run_trace(20), target(receiver, "http/protobuf"), environ={}))
+    assert "http_proxy cannot be used" in delivery.message
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_headers_arrive_and_are_never_shown(protocol: str) -> None:
     secret = "k-sehr-geheim"
     env = {"OTEL_EXPORTER_OTLP_HEADERS": f"Authorization=Bearer%20{secret},x-team=a"}

@@ -16,7 +16,10 @@ from tokentrace.emit._otlp_outcome import (
     STOP,
     Outcome,
     Transport,
+    bad_certificate,
     from_response,
+    proxy_fix,
+    proxy_variable,
     short,
 )
 from tokentrace.emit.otlp_target import OtlpTarget
@@ -27,7 +30,7 @@ _RETRYABLE = ("CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAV
 
 
 class GrpcTransport(Transport):
-    """Raises OSError when a certificate file is unusable."""
+    """Raises Unusable when a certificate file is."""
 
     def __init__(self, target: OtlpTarget) -> None:
         if "grpc" not in sys.modules:
@@ -42,9 +45,11 @@ class GrpcTransport(Transport):
         options = [("grpc.primary_user_agent", f"tokentrace/{__version__}")]
         compression = grpc.Compression.Gzip if target.gzip else grpc.Compression.NoCompression
         if target.secure:
-            credentials = grpc.ssl_channel_credentials(
-                _content(target.certificate), _content(target.client_key), _content(target.client_certificate)
-            )
+            files = (target.certificate, target.client_key, target.client_certificate)
+            try:
+                credentials = grpc.ssl_channel_credentials(*map(_content, files))
+            except OSError as error:
+                raise bad_certificate(error) from error
             self._channel = grpc.secure_channel(target.host_port, credentials, options, compression)
         else:
             self._channel = grpc.insecure_channel(target.host_port, options, compression)
@@ -83,6 +88,10 @@ class GrpcTransport(Transport):
         if code == "UNAVAILABLE" and ("name resolution" in lower or "dns" in lower or "domain name" in lower):
             return Outcome(STOP, f"has an address that is not known ({short(details)})", fix=self._fix_address())
         if code == "UNAVAILABLE" and ("failed to connect" in lower or "refused" in lower):
+            # gRPC reads the proxy variables in lower case only (grpc: environment_variables.md).
+            if proxy := proxy_variable(f"//{self._target.host_port}", ("grpc_proxy", "https_proxy", "http_proxy")):
+                message = f"could not be reached through the proxy of {proxy} ({short(details)})"
+                return Outcome(STOP, message, fix=proxy_fix(proxy))
             message = f"is not there ({short(details)})"
             return Outcome(RETRY, message, fix=self._fix_address(), patience_s=ABSENT_PATIENCE_S)
         if code == "DEADLINE_EXCEEDED":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import email.utils
 import gzip
-import os
 import ssl
 import time
 from datetime import datetime, timezone
@@ -19,7 +18,11 @@ from tokentrace.emit._otlp_outcome import (
     STOP,
     Outcome,
     Transport,
+    Unusable,
+    bad_certificate,
     from_response,
+    proxy_fix,
+    proxy_variable,
     short,
 )
 from tokentrace.emit.otlp_target import PATH, OtlpTarget
@@ -29,7 +32,7 @@ _RETRYABLE = (429, 502, 503, 504)  # OTLP specification, "Retryable Response Cod
 
 
 class HttpTransport(Transport):
-    """Raises OSError (also ssl.SSLError) when a certificate file is unusable."""
+    """Raises Unusable when a certificate file or a proxy variable is."""
 
     def __init__(self, target: OtlpTarget) -> None:
         import httpx
@@ -37,16 +40,19 @@ class HttpTransport(Transport):
         from tokentrace import __version__
 
         self._target = target
-        verify: ssl.SSLContext | bool = True
-        if target.certificate or target.client_certificate:
-            verify = ssl.create_default_context(cafile=target.certificate or None)
-            if target.client_certificate:
-                verify.load_cert_chain(target.client_certificate, target.client_key or None)
+        verify = _verify(target)
         headers = {"user-agent": f"tokentrace/{__version__}", **target.headers}
         headers["content-type"] = "application/x-protobuf"
         if target.gzip:
             headers["content-encoding"] = "gzip"
-        self._client = httpx.Client(verify=verify, headers=headers, follow_redirects=False)
+        scheme = "HTTPS" if target.secure else "HTTP"
+        names = (f"{scheme}_PROXY".lower(), f"{scheme}_PROXY", "all_proxy", "ALL_PROXY")
+        self._proxy = proxy_variable(target.endpoint, names)
+        try:
+            self._client = httpx.Client(verify=verify, headers=headers, follow_redirects=False)
+        except (ValueError, ImportError, httpx.InvalidURL) as error:  # of a proxy variable: unknown scheme, SOCKS
+            name = self._proxy or "a proxy variable"
+            raise Unusable(f"{name} cannot be used ({short(str(error))})", proxy_fix(name)) from error
 
     def close(self) -> None:
         self._client.close()
@@ -126,14 +132,17 @@ class HttpTransport(Transport):
 
         cause = _root_cause(error)
         text = short(str(cause) or type(cause).__name__)
-        if isinstance(error, httpx.ProxyError):
-            return Outcome(STOP, f"could not be reached through the proxy ({text})", fix=_proxy_fix())
+        if isinstance(error, httpx.ProxyError) or (self._proxy and isinstance(error, httpx.ConnectError)):
+            name = self._proxy or "the proxy variable"
+            return Outcome(STOP, f"could not be reached through the proxy of {name} ({text})", fix=proxy_fix(name))
         if isinstance(cause, ssl.SSLError):
             return Outcome(STOP, f"could not be reached over TLS ({text})", fix=tls_fix(text, self._target))
         if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError):
-            retry_port = f"if this is a gRPC port (usually 4317), set {'OTEL_EXPORTER_OTLP_PROTOCOL'}=grpc"
             return Outcome(
-                RETRY, f"did not answer as an HTTP server does ({text})", fix=retry_port, patience_s=ABSENT_PATIENCE_S
+                RETRY,
+                f"did not answer as an HTTP server does ({text})",
+                fix="if this is a gRPC port (usually 4317), set OTEL_EXPORTER_OTLP_PROTOCOL=grpc",
+                patience_s=ABSENT_PATIENCE_S,
             )
         if isinstance(error, httpx.ConnectError):
             if isinstance(cause, OSError) and type(cause).__name__ == "gaierror":
@@ -171,10 +180,16 @@ def _root_cause(error: BaseException) -> BaseException:
     return error
 
 
-def _proxy_fix() -> str:
-    names = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
-    named = next((name for name in names if os.environ.get(name)), "the proxy variable")
-    return f"correct {named}, or name the receiver in NO_PROXY"
+def _verify(target: OtlpTarget) -> ssl.SSLContext | bool:
+    if not (target.certificate or target.client_certificate):
+        return True
+    try:
+        context = ssl.create_default_context(cafile=target.certificate or None)
+        if target.client_certificate:
+            context.load_cert_chain(target.client_certificate, target.client_key or None)
+    except OSError as error:  # also ssl.SSLError
+        raise bad_certificate(error) from error
+    return context
 
 
 def _retry_after(text: str) -> float | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 #: accepted: the receiver took it, but for `rejected` spans.  retry: try the same again.  split: too large.
 #: refused: this batch is lost, others may pass.  stop: no batch will pass.
@@ -23,6 +26,35 @@ class Outcome:
     rejected: int = 0
     retry_after_s: float | None = None
     patience_s: float | None = None
+
+
+class Unusable(Exception):
+    """The sending cannot even begin: `str()` completes "nothing was sent, because …"."""
+
+    def __init__(self, message: str, fix: str) -> None:
+        super().__init__(message)
+        self.fix = fix
+
+
+def bad_certificate(error: Exception) -> Unusable:
+    return Unusable(
+        f"a certificate file cannot be used ({short(str(error))})",
+        "correct OTEL_EXPORTER_OTLP_CERTIFICATE, …_CLIENT_CERTIFICATE or …_CLIENT_KEY",
+    )
+
+
+def proxy_variable(url: str, names: Iterable[str]) -> str:
+    """The variable whose proxy stands between here and the URL; empty when there is none."""
+    from urllib.request import proxy_bypass
+
+    host = urlsplit(url).hostname or ""
+    if proxy_bypass(host):
+        return ""
+    return next((name for name in names if os.environ.get(name)), "")
+
+
+def proxy_fix(name: str) -> str:
+    return f"correct {name}, or name the receiver's host in NO_PROXY"
 
 
 class Transport:

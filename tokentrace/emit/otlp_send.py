@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tokentrace.emit._otlp_outcome import ACCEPTED, REFUSED, RETRY, SPLIT, Outcome, Transport
+from tokentrace.emit._otlp_outcome import ACCEPTED, REFUSED, RETRY, SPLIT, Outcome, Transport, Unusable
 from tokentrace.emit.otlp_encode import Batch, batches
 from tokentrace.emit.otlp_target import GRPC, OtlpTarget
 from tokentrace.model import Trace
@@ -59,13 +59,8 @@ def send(
         return Delivery(produced, skipped=produced, message=message, fix="unset that variable to send the trace")
     try:
         transport = _transport(target)
-    except (OSError, ValueError) as error:
-        return Delivery(
-            produced,
-            rejected=produced,
-            message=f"nothing was sent, because a certificate file cannot be used ({error})",
-            fix="correct OTEL_EXPORTER_OTLP_CERTIFICATE, …_CLIENT_CERTIFICATE or …_CLIENT_KEY",
-        )
+    except Unusable as error:
+        return Delivery(produced, rejected=produced, message=f"nothing was sent, because {error}", fix=error.fix)
     try:
         delivery = _Sender(trace, target, transport, progress).run(environ)
     finally:
