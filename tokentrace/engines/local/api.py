@@ -198,9 +198,10 @@ class Api:
             except TemplateError as error:
                 raise ApiError(400, _sentence(error), param="messages") from None
         else:
-            text, special = value.get("prompt"), True
-            if not isinstance(text, str):
+            prompt = value.get("prompt")
+            if not isinstance(prompt, str):
                 raise ApiError(400, "prompt must be a text.", param="prompt")
+            text, special = prompt, True
         ids = await self._encode("", text, bool(value.get("add_special_tokens", special)))
         return _json({"count": len(ids), "max_model_len": self.engine.max_model_len, "tokens": ids})
 

@@ -231,11 +231,13 @@ class Engine:
             self.died = f"the generation loop died: {type(error).__name__}: {error}"
         return self.died
 
+    def end_requests(self) -> None:
+        """Tell every open request that the engine is stopping. Must be called on the event loop."""
+        for generation in list(self._open.values()):
+            generation.events.put_nowait(([], "", "the engine is stopping"))
+
     def stop(self, timeout_s: float = 1.0) -> bool:
         """End the generation thread after the step it is in; False when that takes longer than `timeout_s`."""
-        for rid in list(self._open):
-            generation = self._open.pop(rid)
-            generation.events.put_nowait(([], "", "the engine is stopping"))
         with contextlib.suppress(RuntimeError):
             self.manager.stop(block=True, timeout=timeout_s, hard_stop=True)
         return not self.manager.is_running()
