@@ -36,6 +36,14 @@ def need_compiler() -> None:
         )
 
 
+def before_torch() -> None:
+    """Must run before torch is imported: each C++ kernel shall be an event of torch.profiler with its begin and end.
+
+    It is part of the key under which inductor caches the code.
+    """
+    os.environ["TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE"] = "1"
+
+
 def compile_mlps(model: Any) -> int:
     """Mark every MLP of the model's layers for compilation; it happens when the first request passes. Gives how many.
 
@@ -46,8 +54,8 @@ def compile_mlps(model: Any) -> int:
     import torch
     import torch._inductor.config
 
-    # Each C++ kernel becomes an event of torch.profiler with its own begin and end; it must be set before compiling,
-    # and it is part of the cache's key.
+    # Newer versions keep a value set here for this thread only, and compiling happens on the generation thread: there
+    # `before_torch` is what counts. Older ones know no such environment variable.
     torch._inductor.config.cpp.enable_kernel_profile = True
     blocks = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "mlp"]
     if not blocks:

@@ -246,12 +246,18 @@ class Engine:
 
     @property
     def kv_blocks(self) -> tuple[int, int]:
-        """Pages of the KV cache in use and in all. Pages kept only for the prefix cache count as free."""
+        """Blocks of the KV cache that requests hold, and all. Blocks kept only for the prefix cache are not held."""
         processor = self.manager.batch_processor
         if processor is None:
             return 0, 0
-        total = int(processor.cache.num_blocks)
-        return round(total * (1 - processor.cache.compute_free_capacity())), total
+        cache = processor.cache
+        held_bytes = 0
+        for allocator in cache.cache_allocators.values():
+            tables = list(allocator.block_table.values())  # a copy in one go: the generation thread changes it
+            held_bytes += len({block for table in tables for block in list(table)}) * allocator.bytes_per_block
+        total = int(cache.num_blocks)
+        block_bytes = cache.num_sectors * cache.bytes_per_sector / total
+        return min(total, round(held_bytes / block_bytes)), total
 
     @property
     def queue(self) -> tuple[int, int]:

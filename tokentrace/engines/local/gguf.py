@@ -65,7 +65,7 @@ class GgufFile:
             raise GgufError("it does not begin with GGUF")
         try:
             self._read_header()
-        except (struct.error, UnicodeDecodeError, MemoryError, OverflowError) as error:
+        except (struct.error, UnicodeDecodeError, MemoryError, OverflowError, RecursionError) as error:
             raise GgufError(f"its header is damaged near byte {self._position}: {error}") from error
         for tensor in self.tensors:
             if tensor.kind not in BLOCKS:

@@ -22,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tokentrace.engines.local.compiled import before_torch
 from tokentrace.engines.local.engine import Engine, Options
 from tokentrace.engines.local.folder import ModelFolder
 from tokentrace.errors import EngineError
@@ -67,6 +68,8 @@ def run(folder: ModelFolder, listener: socket.socket, options: Options, report: 
         from tokentrace import agent
 
         agent.start(path)
+    if options.compile:
+        before_torch()
     beside = _Beside(folder)
     report("importing torch", {})
     import torch
@@ -209,8 +212,9 @@ def main(argument: str) -> int:
     phases = ["starting Python"]
 
     def report(phase: str, facts: dict[str, Any]) -> None:
-        phases.append(phase)
-        logger.info("%s", phase)
+        if phase != "error":
+            phases.append(phase)
+            logger.info("%s", phase)
         with contextlib.suppress(OSError):  # the parent does not listen any more: it ends us, or has died
             status.write(json.dumps({"phase": phase, **facts}) + "\n")
             status.flush()

@@ -1,0 +1,61 @@
+"""Models for the engine's tests: a tiny random one made here, and the real built-in one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_models import TEMPLATE, byte_level_tokenizer
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face folder of a two-layer Llama with random weights; starts in the time that the imports take."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tokenizer = byte_level_tokenizer()
+    end = tokenizer.token_to_id("<|end|>")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        eos_token_id=end,
+        bos_token_id=None,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smol() -> Any:
+    """The built-in model's folder; fetched and converted on first use."""
+    from tokentrace.engines.local.model import ensure_model
+    from tokentrace.errors import EngineError
+
+    try:
+        return ensure_model()
+    except EngineError as error:
+        if "could not fetch" in str(error):
+            pytest.skip(f"no network: {error}")
+        raise
+
+
+@pytest.fixture(scope="session")
+def engine(smol: Any) -> Iterator[Any]:
+    """One running engine for all tests that do not end it."""
+    from tokentrace.engines.local.process import LocalEngine
+
+    with LocalEngine.start(smol, agent=False) as running:
+        yield running

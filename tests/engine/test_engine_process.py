@@ -1,0 +1,259 @@
+"""The engine as a process: it starts, says why it did not, ends at once when told to, and never outlives its parent."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tokentrace.engines.local.engine import Options
+from tokentrace.engines.local.process import LocalEngine
+from tokentrace.errors import EngineError
+
+
+def refusal(*args: Any, **kwargs: Any) -> EngineError:
+    with pytest.raises(EngineError) as caught:
+        LocalEngine.start(*args, agent=False, **kwargs).stop()
+    error = caught.value
+    assert error.exit_code == 2 and error.fix and "\n" not in str(error) and "Traceback" not in str(error)
+    return error
+
+
+def gone(pid: int, within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+            if "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():
+                return True
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_taken_port_is_refused_before_anything_is_loaded() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        error = refusal(None, port=port)
+    assert f"port {port}" in str(error) and "--port" in error.fix
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    assert "there is no model folder" in str(refusal(tmp_path / "no"))
+
+
+def test_compile_without_a_compiler_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    error = refusal(tiny, compile=True)
+    assert "C++ compiler" in str(error) and "no-such-compiler" in str(error) and error.layer == 2
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A folder that passes inspection and cannot be loaded: its weights are not those of its architecture."""
+    import struct
+
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    (folder / "tokenizer.json").write_text("{}")
+    header = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 16)
+    return folder
+
+
+@pytest.mark.model
+def test_death_at_start_shows_why_and_the_last_log_lines(tiny: Path, tiny_folder: Path) -> None:
+    config = json.loads((tiny / "config.json").read_text())
+    small = json.loads((tiny_folder / "config.json").read_text())
+    (tiny / "config.json").write_text(json.dumps({**small, **config}))
+    error = refusal(tiny)
+    assert "lack" in str(error) and "tensors" in str(error)
+    assert "MISSING" in error.detail, "the loader's own report is among the last log lines"
+
+
+@pytest.mark.model
+def test_a_broken_tokenizer_at_start(tiny_folder: Path, tmp_path: Path) -> None:
+    import shutil
+
+    folder = tmp_path / "copy"
+    shutil.copytree(tiny_folder, folder)
+    (folder / "tokenizer.json").write_text("{}")
+    assert "the tokenizer in" in str(refusal(folder))
+
+
+@pytest.mark.model
+def test_an_unknown_model_type(tiny_folder: Path, tmp_path: Path) -> None:
+    import shutil
+
+    folder = tmp_path / "copy"
+    shutil.copytree(tiny_folder, folder)
+    (folder / "config.json").write_text('{"architectures": ["NewForCausalLM"], "model_type": "new-kind"}')
+    assert "cannot be loaded" in str(refusal(folder))
+
+
+@pytest.mark.model
+def test_context_that_the_model_does_not_know(tiny_folder: Path) -> None:
+    assert "knows 512 tokens" in str(refusal(tiny_folder, options=Options(max_model_len=1000)))
+
+
+@pytest.mark.model
+def test_progress_names_the_phases(tiny_folder: Path) -> None:
+    phases: list[str] = []
+    with LocalEngine.start(tiny_folder, agent=False, progress=lambda sentence, fraction: phases.append(sentence)):
+        assert phases == ["importing torch", "importing transformers", "loading weights", "starting"]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_signal_ends_it_cleanly_and_quickly(smol: Any, number: int, streaming: bool) -> None:
+    with LocalEngine.start(smol, agent=False) as engine:
+        lines: list[str] = []
+        begun = threading.Event()
+
+        def read() -> None:
+            body = {"messages": [{"role": "user", "content": "Count."}], "stream": True, "ignore_eos": True}
+            with httpx.stream("POST", engine.base_url + "/chat/completions", json=body, timeout=60) as answer:
+                for line in answer.iter_lines():
+                    lines.append(line)
+                    begun.set()
+
+        reader = threading.Thread(target=read)
+        if streaming:
+            reader.start()
+            assert begun.wait(30)
+        start = time.monotonic()
+        os.kill(engine.pid, number)
+        assert engine._process.wait(10) == 0
+        assert time.monotonic() - start < 2
+        if streaming:
+            reader.join(10)
+            assert "the engine is stopping" in "".join(lines[-4:]), "the client is told, not cut off"
+
+
+@pytest.mark.model
+def test_death_in_the_middle_of_a_stream_is_explained(tiny_folder: Path) -> None:
+    with LocalEngine.start(tiny_folder, agent=False) as engine:
+        assert engine.failure(0) is None
+        body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "ignore_eos": True}
+        with (
+            pytest.raises(httpx.HTTPError),
+            httpx.stream("POST", engine.base_url + "/chat/completions", json=body, timeout=30) as answer,
+        ):
+            for index, _ in enumerate(answer.iter_lines()):
+                if index == 6:
+                    os.kill(engine.pid, signal.SIGKILL)
+        error = engine.failure()
+        assert error is not None and error.exit_code == 2
+        assert "was killed by SIGKILL while it served" in str(error)
+        assert "memory" in error.fix and "ready" in error.detail
+    assert engine.failure() is None, "stopped on purpose is no failure"
+
+
+@pytest.mark.model
+def test_it_does_not_outlive_its_parent(tiny_folder: Path) -> None:
+    code = f"""
+import os, signal
+from tokentrace.engines.local.process import LocalEngine
+engine = LocalEngine.start({str(tiny_folder)!r}, agent=False)
+print(engine.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert gone(int(done.stdout), 5)
+
+
+@pytest.mark.model
+def test_ctrl_c_in_the_terminal_does_not_reach_it(tiny_folder: Path) -> None:
+    with LocalEngine.start(tiny_folder, agent=False) as engine:
+        assert os.getsid(engine.pid) == engine.pid != os.getsid(0)
+        assert os.getpgid(engine.pid) != os.getpgid(0)
+
+
+@pytest.mark.model
+def test_stop_leaves_nothing_behind(tiny_folder: Path) -> None:
+    engine = LocalEngine.start(tiny_folder, agent=False)
+    pid, folder = engine.pid, engine._run_folder
+    engine.stop()
+    engine.stop()
+    assert gone(pid, 1) and not folder.exists()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(engine.base_url + "/models")
+
+
+@pytest.mark.model
+def test_modules_in_the_users_folder_are_not_imported(tiny_folder: Path, tmp_path: Path) -> None:
+    """Someone runs tokentrace in a folder that holds a torch.py."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('the wrong torch')")
+    code = f"""
+import os, sys
+sys.path[:] = [p for p in sys.path if p]
+os.chdir({str(tmp_path)!r})
+from tokentrace.engines.local.process import LocalEngine
+with LocalEngine.start({str(tiny_folder)!r}, agent=False) as engine:
+    print(engine.facts["device"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "cpu", done.stderr
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serving_in_the_foreground_ends_with_exit_code_0(tiny_folder: Path, number: int) -> None:
+    code = f"""
+from pathlib import Path
+from tokentrace.engines.local.engine import Options
+from tokentrace.engines.local.folder import inspect
+from tokentrace.engines.local.server import serve
+serve(inspect(Path({str(tiny_folder)!r})), port=0, options=Options(),
+      ready=lambda url: print(url, flush=True), progress=lambda sentence, fraction: None)
+print("after")
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    url = process.stdout.readline().strip()
+    assert httpx.get(url + "/models").json()["data"][0]["id"] == "tiny"
+    start = time.monotonic()
+    process.send_signal(number)
+    out, errors = process.communicate(timeout=20)
+    assert (process.returncode, out, errors) == (0, "after\n", "")
+    assert time.monotonic() - start < 2
+
+
+@pytest.mark.model
+def test_ctrl_c_while_loading_leaves_no_process(tiny_folder: Path) -> None:
+    """The user gives up during the imports: LocalEngine.start raises KeyboardInterrupt and the child is gone."""
+    pids: list[int] = []
+    spawned = subprocess.Popen
+
+    class Watched(spawned):  # type: ignore[type-arg, valid-type, misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            pids.append(self.pid)
+
+    def interrupt(sentence: str, fraction: float | None) -> None:
+        if sentence == "importing torch":
+            raise KeyboardInterrupt
+
+    subprocess.Popen = Watched  # type: ignore[misc]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            LocalEngine.start(tiny_folder, agent=False, progress=interrupt)
+    finally:
+        subprocess.Popen = spawned  # type: ignore[misc]
+    assert len(pids) == 1 and gone(pids[0], 1)
