@@ -296,23 +296,6 @@ def test_pieces_are_the_whole_however_they_are_cut(
     assert (lost.events, lost.reasons) == (0, [])
 
 
-def test_the_reading_thread_ends_when_the_reader_stops() -> None:
-    import threading
-
-    before = threading.active_count()
-    pieces = _source.ahead(iter([b"a"] * 1000))
-    next(pieces)
-    pieces.close()
-    assert threading.active_count() == before
-
-    def failing() -> Any:
-        yield b"a"
-        raise UsageError("no", fix="x")
-
-    with pytest.raises(UsageError):
-        list(_source.ahead(failing()))
-
-
 def test_read_reports_progress() -> None:
     seen: list[int] = []
     chrome.read(TINY, progress=seen.append)

@@ -20,7 +20,7 @@ from tokentrace.importers.columns import NONE, Lost
 
 Id: TypeAlias = "int | str | float | None"
 
-_NOTHING = msgspec.Raw(b"")
+NOTHING = msgspec.Raw(b"")
 _ZERO = msgspec.Raw(b"0")
 _NULL = msgspec.Raw(b"null")
 _HEADER_LIMIT = 64 << 20
@@ -48,9 +48,9 @@ class Args(msgspec.Struct, gc=False):
     stream: Id = None
     bytes: Id = -1
     graph_node: Id = msgspec.field(default=0, name="graph node id")
-    grid: msgspec.Raw = _NOTHING
-    block: msgspec.Raw = _NOTHING
-    dims: msgspec.Raw = msgspec.field(default=_NOTHING, name="Input Dims")
+    grid: msgspec.Raw = NOTHING
+    block: msgspec.Raw = NOTHING
+    dims: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")
 
 
 class Event(msgspec.Struct, gc=False):
@@ -273,7 +273,7 @@ def _coerce(value: Any) -> Event | None:
             correlation=ident("correlation", NONE), external=ident("External id", NONE),
             external_2021=ident("external id", NONE), device=ident("device", None), stream=ident("stream", None),
             bytes=ident("bytes", -1), graph_node=ident("graph node id", 0),
-            grid=raw(args, "grid", _NOTHING), block=raw(args, "block", _NOTHING),
-            dims=raw(args, "Input Dims", _NOTHING),
+            grid=raw(args, "grid", NOTHING), block=raw(args, "block", NOTHING),
+            dims=raw(args, "Input Dims", NOTHING),
         ),
     )  # fmt: skip

@@ -17,7 +17,7 @@ import numpy as np
 from tokentrace.errors import UsageError
 from tokentrace.importers import _source, columns
 from tokentrace.importers._numbers import microseconds_to_ns
-from tokentrace.importers._pieces import Args, Event, Reader
+from tokentrace.importers._pieces import NOTHING, Args, Event, Reader
 from tokentrace.importers.columns import NONE, Array, Events, Interner, Lost
 
 #: (start_ns, end_ns, kind) of a piece's rows -> which to keep
@@ -35,7 +35,7 @@ def read(path: Path, *, keep: Keep | None = None, progress: Callable[[int], None
     """
     builder = _Builder(path.name, keep)
     reader = Reader(path.name, builder.lost)
-    for events in reader.pieces(_source.ahead(_source.chunks(path, builder.lost)), progress):
+    for events in reader.pieces(_source.chunks(path, builder.lost), progress):
         builder.add(events)
     return builder.finish(reader)
 
@@ -96,12 +96,26 @@ class _Builder:
         parts["end"].append(end)
         parts["name"].append(np.fromiter([names[event.name] for event in spans], np.int32, count))
         parts["track"].append(np.fromiter([tracks[event.pid, event.tid] for event in spans], np.int32, count))
-        args = [event.args or _NO_ARGS for event in spans]
-        parts["correlation"].append(columns.id_column([a.correlation for a in args], self._odd))
-        external = columns.id_column([a.external for a in args], self._odd)
-        old = columns.id_column([a.external_2021 for a in args], self._odd)
-        parts["external"].append(np.where(external == NONE, old, external))
-        self._device_columns(spans, args, kind, count)
+        # Python functions are most of many recordings and have none of the fields asked for below.
+        told = np.flatnonzero(kind != columns.PYTHON)
+        args = [spans[row].args or _NO_ARGS for row in told.tolist()]
+        self._id_columns(args, told, kind[told], count)
+        self._device_columns([spans[row] for row in told.tolist()], args, told, kind[told], count)
+
+    def _id_columns(self, args: list[Args], told: Array, kind: Array, count: int) -> None:
+        correlation = np.full(count, NONE, np.int64)
+        external = np.full(count, NONE, np.int64)
+        correlation[told] = columns.id_column([arg.correlation for arg in args], self._odd)
+        # On a runtime call the id would say nothing that its correlation id does not.
+        asked = np.flatnonzero(kind != columns.RUNTIME)
+        named = [args[row] for row in asked.tolist()]
+        found = columns.id_column([arg.external for arg in named], self._odd)
+        if bool((found == NONE).any()):
+            old = columns.id_column([arg.external_2021 for arg in named], self._odd)
+            found = np.where(found == NONE, old, found)
+        external[told[asked]] = found
+        self._parts["correlation"].append(correlation)
+        self._parts["external"].append(external)
 
     def _kind_column(self, spans: list[Event]) -> Array:
         categories = self._categories
@@ -111,29 +125,29 @@ class _Builder:
                 self._kinds.append(columns.CATEGORIES.get(category.lower(), columns.OTHER))
         return np.array(self._kinds, np.int8)[codes]
 
-    def _device_columns(self, spans: list[Event], args: list[Args], kind: Array, count: int) -> None:
+    def _device_columns(self, spans: list[Event], args: list[Args], told: Array, kind: Array, count: int) -> None:
         device = np.full(count, -1, np.int32)
         stream = np.full(count, -1, np.int32)
         detail = np.full(count, -1, np.int32)
         size = np.full(count, -1, np.int64)
         graph = np.zeros(count, np.bool_)
         devices, streams, details = self._devices, self._streams, self._details
-        rows = np.flatnonzero(kind < columns.GPU_KINDS).tolist()
-        for row in rows:
-            arg = args[row]
-            event = spans[row]
-            device[row] = devices[event.pid if arg.device is None else arg.device]
-            stream[row] = streams[event.tid if arg.stream is None else arg.stream]
-            if arg.grid:
-                detail[row] = details[b"%b x %b" % (bytes(arg.grid)[:80], bytes(arg.block)[:80])]
-            if arg.bytes != -1 and isinstance(arg.bytes, int) and 0 <= arg.bytes < 2**63:
-                size[row] = arg.bytes
-            if arg.graph_node:
-                graph[row] = True
-        for row in np.flatnonzero(kind == columns.OPERATOR).tolist():
-            dims = args[row].dims
-            if dims:
-                detail[row] = details[bytes(dims)[:_DETAIL_LIMIT]]
+        gpu = np.flatnonzero(kind < columns.GPU_KINDS)
+        at = told[gpu]
+        pairs = [(spans[row], args[row]) for row in gpu.tolist()]
+        device[at] = [devices[event.pid if arg.device is None else arg.device] for event, arg in pairs]
+        stream[at] = [streams[event.tid if arg.stream is None else arg.stream] for event, arg in pairs]
+        detail[at] = [
+            -1 if arg.grid is NOTHING else details[b"%b x %b" % (bytes(arg.grid)[:80], bytes(arg.block)[:80])]
+            for _, arg in pairs
+        ]
+        size[at] = [arg.bytes if type(arg.bytes) is int and 0 <= arg.bytes < 2**63 else -1 for _, arg in pairs]
+        graph[at] = [bool(arg.graph_node) for _, arg in pairs]
+        operators = np.flatnonzero(kind == columns.OPERATOR)
+        detail[told[operators]] = [
+            -1 if (dims := args[row].dims) is NOTHING else details[bytes(dims)[:_DETAIL_LIMIT]]
+            for row in operators.tolist()
+        ]
         parts = self._parts
         parts["device"].append(device)
         parts["stream"].append(stream)
