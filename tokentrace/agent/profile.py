@@ -1,0 +1,327 @@
+"""The group "ops": torch's profiler around the engine's steps, and its raw events as columns.
+
+How it is started. A profiler started the usual way records only its own thread; the engine's thread is another one.
+`profile_all_threads` records every thread and may be started and stopped from any. Both are done between two steps:
+the engine's step function is wrapped to know when one is running, and whoever comes next, the engine at its next step
+or we while it is idle, does what is due. If no such moment comes within `PATIENCE_S` it is done all the same.
+
+What it costs. While it runs, each operator costs a little more. Stopping converts the events inside torch and holds the
+interpreter for that time (some 5 µs an event); so it is stopped after the request, or after `steps` steps when the
+option is given. Reading happens still later, in slices between which other threads run. All three costs are in the
+header.
+
+What is read. `kineto_results.events()` and one method of it a column. torch's own tables (`events()`,
+`key_averages()`) build a Python object with dozens of fields an event and take seconds. Times are unix ns. Stacks,
+memory, the environment and other metadata are neither recorded nor copied.
+
+torch is never imported here: a process that has not imported it runs no operators.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from tokentrace.agent.kineto_columns import read
+
+#: The functions that are one step of a known engine, as "module:Class.function".
+STEP_FUNCTIONS = (
+    "transformers.generation.continuous_batching.continuous_api:ContinuousBatchProcessor._generation_step",
+)
+PATIENCE_S = 5.0
+MAX_SECONDS = 120.0
+_DEVICES = ("CUDA", "XPU")
+
+
+class Unavailable(Exception):
+    """The profiler cannot run in this process. The message says why, `.fix` what would help."""
+
+    def __init__(self, message: str, fix: str = "") -> None:
+        super().__init__(message)
+        self.fix = fix
+
+
+class Gate:
+    """Knows whether a step is running, and does what is due when none is.
+
+    Steps of several threads may overlap: only a moment at which none is running counts. What is due is done with the
+    mutex held, so that no step begins meanwhile; it must not raise.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._depth = threading.local()
+        self._inside = 0
+        self._due: list[tuple[Callable[[], None], threading.Event]] = []
+        self.steps = 0  # finished ones
+        self.after_step: Callable[[], None] | None = None
+
+    def run_between_steps(self, action: Callable[[], None], patience_s: float = PATIENCE_S) -> bool:
+        """Run `action` at the next moment without a running step. False: there was none in time, it ran regardless."""
+        done = threading.Event()
+        with self._mutex:
+            self._due.append((action, done))
+            if self._inside == 0:
+                self._settle()
+        if done.wait(patience_s):
+            return True
+        with self._mutex:
+            in_time = done.is_set()
+            self._settle()
+        return in_time
+
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, a step, with this gate around it. A step that calls another one is one step."""
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if getattr(self._depth, "value", 0):
+                return function(*args, **kwargs)
+            self._depth.value = 1
+            with self._mutex:
+                if self._inside == 0:
+                    self._settle()
+                self._inside += 1
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._depth.value = 0
+                with self._mutex:
+                    self._inside -= 1
+                    self.steps += 1
+                    if self._inside == 0:
+                        self._settle()
+                        if self.after_step is not None:
+                            self.after_step()
+
+        step.__wrapped__ = function  # type: ignore[attr-defined]
+        return step
+
+    def _settle(self) -> None:
+        while self._due:
+            action, done = self._due.pop(0)
+            try:
+                action()
+            finally:
+                done.set()
+
+
+class TorchProfiler:
+    """One recording: `start`, `stop`, then `columns`. Not for several threads at once; the Gate sees to that."""
+
+    def __init__(self) -> None:
+        self.header: dict[str, Any] = {"start_ns": 0, "end_ns": 0, "problem": ""}
+        self._profile: Any = None
+        self._results: Any = None
+        self.running = False
+
+    def prepare(self) -> None:
+        """Make everything ready that does not have to happen between two steps. Raises Unavailable."""
+        torch = sys.modules.get("torch")
+        profiler = sys.modules.get("torch.autograd.profiler")
+        if torch is None or profiler is None:
+            raise Unavailable("torch is not loaded in this process", "look at the process that runs the model")
+        before = time.perf_counter_ns()
+        try:
+            supported = {a.name for a in torch.autograd._supported_activities()}
+            devices = [d for d in _DEVICES if d in supported]
+            config_class = torch._C._profiler._ExperimentalConfig
+            for name in ("_prepare_trace", "_start_trace"):
+                getattr(profiler.profile, name)
+        except AttributeError as error:
+            raise Unavailable(
+                f"torch {torch.__version__} has another profiler interface ({error})", "use torch 2.6 or later"
+            ) from error
+        if torch.autograd._profiler_enabled():
+            raise Unavailable("another torch profiler is running in this process", "stop it, then trace again")
+        silent = _Environment("KINETO_LOG_LEVEL", "6")
+        try:
+            # Without the second argument a kernel's grid and block stay inside; old versions do not know it.
+            config = _first_accepted(
+                lambda: config_class(profile_all_threads=True, expose_kineto_event_metadata=bool(devices)),
+                lambda: config_class(profile_all_threads=True),
+            )
+            options = {"use_cpu": True, "record_shapes": True, "use_kineto": True, "experimental_config": config,
+                       "use_device": devices[0].lower() if devices else None}  # fmt: skip
+            self._profile = _first_accepted(
+                lambda: profiler.profile(acc_events=False, **options), lambda: profiler.profile(**options)
+            )
+            self._profile._prepare_trace()
+        except (TypeError, RuntimeError, AttributeError) as error:
+            raise Unavailable(
+                f"torch {torch.__version__} did not start its profiler: {_first_line(error)}", "use torch 2.6 or later"
+            ) from error
+        finally:
+            silent.restore()
+        self.header.update(
+            torch=str(torch.__version__), activities=["CPU", *devices], prepare_cost_ns=time.perf_counter_ns() - before
+        )
+
+    def start(self) -> None:
+        before = time.perf_counter_ns()
+        try:
+            self._profile._start_trace()
+        except Exception as error:  # noqa: BLE001 - this may run on the engine's thread, which must not see it
+            self.header["problem"] = f"the profiler did not start: {_first_line(error)}"
+            return
+        self.running = True
+        self.header.update(start_ns=time.time_ns(), start_cost_ns=time.perf_counter_ns() - before)
+
+    def stop(self) -> None:
+        """End the recording; safe to call again."""
+        if not self.running:
+            return
+        self.running = False
+        self.header["end_ns"] = time.time_ns()
+        before = time.perf_counter_ns()
+        try:
+            self._profile.__exit__(None, None, None)
+            self._results = self._profile.kineto_results
+        except Exception as error:  # noqa: BLE001 - as above
+            self.header["problem"] = f"the profiler did not stop cleanly: {_first_line(error)}"
+        self.header["stop_cost_ns"] = time.perf_counter_ns() - before
+        self._profile = None
+
+    def columns(self) -> tuple[dict[str, Any], dict[str, tuple[str, bytes]]]:
+        """(header, {column: (array type code, bytes)}); see `kineto_columns.read`. Lets go of torch's own copy."""
+        before = time.perf_counter_ns()
+        results, self._results = self._results, None
+        was_on = gc.isenabled()
+        gc.disable()  # 60,000 new objects would set off dozens of full collections
+        try:
+            events = results.events() if results is not None else []
+            lists, arrays = read(events)
+            self.header.update(lists, events=len(events))
+            del events
+        finally:
+            if was_on:
+                gc.enable()
+        self.header["read_cost_ns"] = time.perf_counter_ns() - before
+        return self.header, {name: (a.typecode, a.tobytes()) for name, a in arrays.items()}
+
+
+class OpsGroup:
+    """The group as the agent switches it on and off. Options:
+
+    steps           stop after this many steps (default: run until disabled)
+    max_seconds     stop after this time in any case (default 120)
+    step_functions  "module:Class.function" of the engine's step (default: those known)
+    """
+
+    def __init__(self) -> None:
+        self._gate = Gate()
+        self._installed: dict[str, tuple[Any, str, Any, Any]] = {}
+        self._current: TorchProfiler | None = None
+        self._timer: threading.Timer | None = None
+        self._finished: list[TorchProfiler] = []
+
+    def enable(self, recorder: Any, options: Mapping[str, Any] | None = None) -> None:
+        """Start recording; nothing happens when it is recording already. Raises Unavailable."""
+        if self._current is not None:
+            return
+        given = options or {}
+        profiler = TorchProfiler()
+        profiler.prepare()
+        self._install(given.get("step_functions") or STEP_FUNCTIONS)
+        self._gate.steps = 0
+        limit = given.get("steps")
+        seconds = float(given.get("max_seconds") or MAX_SECONDS)
+        self._current = profiler
+        at_boundary = self._gate.run_between_steps(profiler.start)
+        if not profiler.running:
+            self._current = None
+            self._uninstall()
+            raise Unavailable(profiler.header["problem"], "stop any other profiler of this process, then trace again")
+        profiler.header["started_between_steps"] = at_boundary
+        if limit:
+            self._gate.after_step = lambda: self._stop_after(profiler, int(limit))
+        self._timer = threading.Timer(seconds, self._stop_late, (profiler, seconds))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def disable(self) -> None:
+        """Stop recording and put the engine's functions back. Never raises."""
+        profiler, self._current = self._current, None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if profiler is not None:
+            profiler.header.setdefault("stopped_between_steps", self._gate.run_between_steps(profiler.stop))
+            profiler.header.setdefault("steps", self._gate.steps)
+            self._finished.append(profiler)
+        self._gate.after_step = None
+        self._uninstall()
+
+    def bulk(self) -> list[tuple[dict[str, Any], dict[str, tuple[str, bytes]]]]:
+        """The recordings finished since the last call, each as (header, columns)."""
+        finished, self._finished = self._finished, []
+        return [profiler.columns() for profiler in finished]
+
+    def _stop_after(self, profiler: TorchProfiler, limit: int) -> None:
+        if self._gate.steps >= limit and profiler.running:
+            profiler.header.update(steps=self._gate.steps, stopped_between_steps=True)
+            profiler.stop()
+
+    def _stop_late(self, profiler: TorchProfiler, seconds: float) -> None:
+        if profiler.running:
+            profiler.header["problem"] = f"recording was stopped after {seconds:g} s; what came later is not in it"
+            self._gate.run_between_steps(profiler.stop)
+
+    def _install(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            found = _resolve(path)
+            if found is None or path in self._installed:
+                continue
+            owner, name, original = found
+            wrapper = self._gate.wrap(original)
+            setattr(owner, name, wrapper)
+            self._installed[path] = (owner, name, original, wrapper)
+
+    def _uninstall(self) -> None:
+        for path, (owner, name, original, wrapper) in list(self._installed.items()):
+            # Somebody who wrapped it after us still calls our wrapper: it stays then, and does nothing.
+            if vars(owner).get(name) is wrapper:
+                setattr(owner, name, original)
+                del self._installed[path]
+
+
+def _resolve(path: str) -> tuple[Any, str, Any] | None:
+    """(class or module, name, function) of "module:Class.function" if that module is loaded and has it."""
+    module, _, names = path.partition(":")
+    owner: Any = sys.modules.get(module)
+    *owners, name = names.split(".")
+    for step in owners:
+        owner = getattr(owner, step, None)
+    function = vars(owner).get(name) if owner is not None else None
+    return (owner, name, function) if callable(function) else None
+
+
+class _Environment:
+    """A variable set for a moment."""
+
+    def __init__(self, name: str, value: str) -> None:
+        self._name, self._before = name, os.environ.get(name)
+        if self._before is None:
+            os.environ[name] = value
+
+    def restore(self) -> None:
+        if self._before is None:
+            os.environ.pop(self._name, None)
+
+
+def _first_accepted(*attempts: Callable[[], Any]) -> Any:
+    """The result of the first attempt that does not raise TypeError (an unknown argument)."""
+    for attempt in attempts[:-1]:
+        try:
+            return attempt()
+        except TypeError:
+            continue
+    return attempts[-1]()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
