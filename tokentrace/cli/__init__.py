@@ -1,1 +1,78 @@
-"""The command line, one module a command."""
+"""The command line, one module a command, imported when it is used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from tokentrace import __version__
+from tokentrace.errors import TokentraceError
+
+#: name -> (module, object, one line of help). The help stands here so that `tokentrace --help` imports no command.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "layers": ("tokentrace.cli.layers", "the eight layers, and what each one answers"),
+    "serve": ("tokentrace.cli.serve", "run the local engine as an OpenAI-compatible server"),
+    "import": ("tokentrace.cli.import_", "turn a GPU recording into the same eight-layer trace"),
+    "export": ("tokentrace.cli.export", "send a saved trace on, or write it in another format"),
+}
+
+
+class _Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_line) for name, (_, help_line) in COMMANDS.items()])
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="tokentrace")
+def cli() -> None:
+    """One prompt, one trace, eight layers, both ways.
+
+    \b
+    Examples:
+      tokentrace layers
+      tokentrace serve --port 8000
+      tokentrace import trace.json.gz --json
+    """
+
+
+def main() -> None:
+    """Entry point: prints one sentence and its fix for every error meant for the user, never a traceback."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except TokentraceError as error:
+        show_error(error)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)
+
+
+def show_error(error: TokentraceError) -> None:
+    """The sentence, the fix, and what else is known, on standard error."""
+    click.echo(f"tokentrace: {error}", err=True)
+    if error.fix:
+        click.echo(f"  fix: {error.fix}", err=True)
+    for line in error.detail.splitlines():
+        click.echo(f"  | {line}", err=True)

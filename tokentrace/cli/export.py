@@ -1,0 +1,44 @@
+"""`tokentrace export`: a saved trace to a collector or into another format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tokentrace.errors import ExportError, UsageError
+
+
+@click.command("export")
+@click.argument("trace", metavar="TRACE")
+@click.option("--to", "target", required=True, type=click.Choice(["otlp", "otlp-file", "jaeger", "perfetto"]))
+@click.option("--endpoint", help="OTLP endpoint; default: the OTEL_EXPORTER_OTLP_* variables.")
+@click.option("-o", "--out", metavar="FILE", help="File to write (not for --to otlp).")
+def command(trace: str, target: str, endpoint: str | None, out: str | None) -> None:
+    """Send TRACE (a saved .jsonl) to an OTLP receiver, or write it for Jaeger or Perfetto.
+
+    \b
+    Examples:
+      tokentrace export run.jsonl --to otlp --endpoint http://localhost:4318
+      tokentrace export run.jsonl --to jaeger -o run.jaeger.json
+    """
+    from tokentrace import emit
+
+    loaded = emit.load(Path(trace))
+    if target == "otlp":
+        from tokentrace.emit.otlp_send import send
+        from tokentrace.emit.otlp_target import OtlpTarget
+
+        delivery = send(loaded, OtlpTarget.from_env(endpoint or ""))
+        click.echo(f"produced {delivery.produced}, accepted {delivery.accepted}, rejected {delivery.rejected}")
+        if not delivery.ok:
+            raise ExportError(delivery.message, fix=delivery.fix)
+        return
+    suffix = {"otlp-file": ".jsonl", "jaeger": ".jaeger.json", "perfetto": ".perfetto.json"}[target]
+    source = Path(trace)
+    stem = source.name.removesuffix(".gz").removesuffix(".jsonl")
+    path = Path(out) if out else source.with_name(stem + suffix)
+    if path.resolve() == source.resolve():
+        raise UsageError(f"{path} is the trace itself", fix="give another file with -o")
+    emit.save(loaded, path, format=target)
+    click.echo(f"{path} ({len(loaded)} spans)")
