@@ -132,7 +132,6 @@ class Engine:
         return int(min(wanted, fits))
 
     def _make_manager(self) -> Any:
-        import torch
         from transformers import ContinuousBatchingConfig, GenerationConfig
 
         pages = -(-(self.max_model_len + 1) // PAGE_TOKENS) + 1
@@ -165,7 +164,6 @@ class Engine:
                 f"the KV cache for {self.max_model_len} tokens cannot be allocated: {error}",
                 fix="free memory, ask for a shorter context, or use a smaller model",
             ) from error
-        torch.set_grad_enabled(False)
         return manager
 
     def start(self) -> None:

@@ -7,11 +7,14 @@ recorded by the engine itself.
 `rid` is the request's id everywhere, from the arrival of its headers (before the body is read) to the last chunk; the
 same id is given to `ContinuousBatchingManager.add_request(request_id=rid)` and is the `id` field of the reply:
 `chatcmpl-<32 hex>`, or `chatcmpl-<X-Request-Id>-<8 hex>` when the client sent an X-Request-Id (`cmpl-…` for
-/v1/completions). Requests to other paths have no rid and pass none of these functions.
+/v1/completions). Other paths have no rid: /tokenize calls `render` and `encode` with rid "", the rest none of these.
 
-Threads: "http" and "tokenizer" functions run on the main thread (the event loop), "scheduler" and "model" functions on
-the generation thread, which is started after the agent. `asynchronous` ones are coroutine functions: their wrapper
-must await the result.
+Threads: "http" and "tokenizer" functions, `submit`, `cancel` and `add_request` run on the main thread (the event
+loop; a text of more than 100,000 characters is encoded on a worker thread), the other "engine" functions and "model"
+ones on the generation thread, which is started after the agent. One step there is: prepare (in it schedule, and prefix
+for a new request), batch (in it the model and sample), update (in it finish and free). When there is nothing to do,
+prepare gives False ten times a second. `asynchronous` ones are coroutine functions: a wrapper must await them.
+All are called with positional arguments.
 """
 
 from __future__ import annotations

@@ -198,7 +198,9 @@ class LocalEngine:
 
     def _messages(self, wait_s: float) -> list[dict[str, Any]]:
         """What the child reported since the last call; an empty list when nothing came within `wait_s`."""
-        if not select.select([self._status], [], [], wait_s)[0]:
+        poll = select.poll()
+        poll.register(self._status, select.POLLIN)
+        if not poll.poll(wait_s * 1000):
             return []
         data = self._partial + os.read(self._status, 1 << 16)
         *lines, self._partial = data.split(b"\n")

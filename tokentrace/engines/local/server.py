@@ -65,9 +65,7 @@ def run(folder: ModelFolder, listener: socket.socket, options: Options, report: 
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if path := os.environ.get(AGENT_SOCKET):
-        from tokentrace import agent
-
-        agent.start(path)
+        _start_agent(path)
     if options.compile:
         before_torch()
     beside = _Beside(folder)
@@ -96,6 +94,16 @@ def run(folder: ModelFolder, listener: socket.socket, options: Options, report: 
     if not stopped:  # in the middle of a long step; nobody waits for its result
         logging.shutdown()
         os._exit(0)
+
+
+def _start_agent(path: str) -> None:
+    """An engine that cannot be watched still answers; its log says why."""
+    try:
+        from tokentrace import agent
+
+        agent.start(path)
+    except Exception:
+        logger.exception("the agent did not start; the inner layers will not be seen")
 
 
 class _Beside:
