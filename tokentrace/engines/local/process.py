@@ -78,7 +78,7 @@ class LocalEngine:
         try:
             folder = model if isinstance(model, ModelFolder) else ensure_model(model, report)
             options = options or Options(compile=compile)
-            if options.compile and options.device in ("auto", "cpu"):
+            if options.compile and _on_cpu(options.device):
                 _check_compile()
             bound = listener.getsockname()
             shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
@@ -237,6 +237,11 @@ def _spawn(
         os.close(status_write)
         os.close(life_read)
     return process, status_read, life_write
+
+
+def _on_cpu(device: str) -> bool:
+    """Whether the model will run on the CPU, as far as can be seen without torch."""
+    return device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists())
 
 
 def _check_compile() -> None:
