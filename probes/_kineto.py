@@ -71,11 +71,12 @@ BLOCKING = re.compile(
 BOOKKEEPING = frozenset(
     "aten::" + name
     for name in (
-        "alias as_strided chunk detach expand expand_as lift_fresh narrow permute resolve_conj resolve_neg result_type "
-        "select slice split split_with_sizes squeeze t transpose unbind unsafe_split unsqueeze view view_as "
-        "_unsafe_view _reshape_alias unflatten movedim swapaxes is_nonzero empty empty_like empty_strided new_empty "
-        "new_empty_strided resize_ set_ _local_scalar_dense_noop"
-    ).split()
+        *("alias", "as_strided", "chunk", "detach", "expand", "expand_as", "lift_fresh", "narrow", "permute"),
+        *("resolve_conj", "resolve_neg", "result_type", "select", "slice", "split", "split_with_sizes", "squeeze", "t"),
+        *("transpose", "unbind", "unsafe_split", "unsqueeze", "view", "view_as", "_unsafe_view", "_reshape_alias"),
+        *("unflatten", "movedim", "swapaxes", "is_nonzero", "empty", "empty_like", "empty_strided", "new_empty"),
+        *("new_empty_strided", "resize_", "set_"),
+    )
 )
 
 
@@ -138,6 +139,11 @@ def classify(activity: str, name: str, device_type: str = "CPU") -> int:
     return MARK
 
 
+def is_operator(name: str) -> bool:
+    """Does the name carry a namespace, as every registered operator's does?"""
+    return _OPERATOR.match(name) is not None
+
+
 def from_columns(
     columns: Columns,
     window: tuple[int, int] | None = None,
@@ -195,10 +201,10 @@ def from_columns(
 
 
 def nest(start: Ints, end: Ints, thread: Ints) -> Ints:
-    """For each row the smallest row of its thread that encloses it (equal ends included), -1 where there is none.
+    """For each row the row of its thread that encloses it most closely (equal ends included), -1 where there is none.
 
-    Of two rows with the same times the earlier row is the outer one. Rows that overlap without one enclosing the
-    other become siblings.
+    Of two rows with the same times the earlier row is the outer one. Of rows that overlap without nesting, which those
+    of one thread do not do, the later one takes what both enclose.
     """
     count = len(start)
     parents = np.full(count, -1, np.int64)

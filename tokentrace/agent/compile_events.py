@@ -6,9 +6,9 @@ name; a torch that lacks one is used without it, and the header says which is mi
 here (it takes seconds): where it is not loaded yet, an import hook waits for it and wraps it on arrival.
 
 Triton (3.4 and later): `triton.knobs.compilation.listener` is called once for each kernel that Triton prepares, with
-the time of every lowering stage and whether the file cache had it; `knobs.runtime.jit_cache_hook` is called before and
-`jit_post_compile_hook` after, which gives the begin. Hooks that are there already are called as before. These hooks
-have been run against Triton's own classes, not on a GPU.
+the time of every lowering stage and whether the file cache had it; `knobs.runtime.jit_cache_hook` is called before,
+which gives the begin. Hooks that are there already are called as before. The listener has been run with Triton 3.5.1
+compiling for a GPU that was not there; no GPU has run `jit_cache_hook`.
 
 Records: "compile" (a stretch) and "cache" (an instant), see `_Torch` and `_Triton` for their fields. A compilation that
 is still running when the group is switched off is recorded as unfinished up to that moment.

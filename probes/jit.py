@@ -1,0 +1,176 @@
+"""Layer 2: was anything compiled during the request that should have come from a cache?
+
+Source: the agent's hooks on torch.compile (dynamo, aot_autograd, inductor, C++) and Triton. `compile X` is a phase of a
+compilation, nested as the compilers nest; `cache X hit|miss|bypass` is a look-up, an instant. With nothing compiled the
+layer is idle, says why, and still tells how the caches stand (`state.facts["caches"]`, see `_caches`).
+
+Attributes: tokentrace.jit.compiler, .phase, .compile_id, .compile_ms, .key, .result, .cache, .saved_ms (what the hit
+saved, as the compiler reckons it), .function, .reason (why it recompiled, failed or bypassed the cache), .cache_dir.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tokentrace.model import Attributes, Record
+from tokentrace.probe import Agent, Finding, LayerState, ProbeContext, Raw
+from tokentrace.probes._caches import VARIABLES, CacheFolder, cache_folders
+
+LAYER = 2
+GROUP = "jit"
+FIX = "trace a server of this machine with the agent in it: tokentrace run without --url, or tokentrace attach"
+_FOLDER_OF = {"inductor": "inductor", "aot_autograd": "inductor", "cpp": "inductor", "triton": "triton"}
+_REASONS = ("recompile_reason", "fail_reason", "cache_bypass_reason")
+
+
+class JitProbe:
+    """See the module's docstring."""
+
+    layer = LAYER
+
+    def __init__(self) -> None:
+        self.state = LayerState(LAYER)
+        self._agent: Agent | None = None
+
+    def check(self, context: ProbeContext) -> Iterable[Finding]:
+        if context.agent is None:
+            return [Finding(LAYER, "cannot be seen from outside the serving process", fix=FIX, status="unknown")]
+        return [cache_finding(folder) for folder in _folders(context, {})]
+
+    def arm(self, context: ProbeContext) -> None:
+        self.state = LayerState(LAYER)
+        agent = context.need_agent(FIX)
+        self._agent = agent
+        agent.enable(GROUP, {"variables": VARIABLES})
+
+    def disarm(self) -> None:
+        if self._agent is not None:
+            self._agent.disable(GROUP)
+            self._agent = None
+
+    def collect(self, context: ProbeContext) -> Iterable[Record]:
+        agent = context.need_agent(FIX)
+        header: dict[str, Any] = {}
+        for columns in agent.columns(GROUP):
+            header.update(columns.header)
+        folders = _folders(context, header.get("environment") or {})
+        where = {folder.compiler: folder.path for folder in folders}
+        raws = [raw for raw in agent.records(GROUP) if _during(context, raw)]
+        records = [record for raw in raws if (record := _record(raw, where)) is not None]
+        self._conclude(context, raws, header)
+        self.state.facts["caches"] = [folder.as_dict() for folder in folders]
+        self.state.facts["findings"] = [
+            finding.sentence for finding in map(cache_finding, folders) if finding.status in ("warn", "fail")
+        ]
+        return records
+
+    def _conclude(self, context: ProbeContext, raws: list[Raw], header: Mapping[str, Any]) -> None:
+        facts = self.state.facts
+        outermost = [r for r in raws if r.name == "compile" and r.data.get("depth") == 0]
+        looked_up = [r for r in raws if r.name == "cache"]
+        facts["compilations"] = len(outermost)
+        facts["compile_ns"] = sum(r.end_ns - r.start_ns for r in outermost)
+        for result in ("hit", "miss", "bypass", "disabled"):
+            facts[f"cache_{result}"] = sum(r.data.get("result") == result for r in looked_up)
+        saved = [int(r.data["saved_ns"]) for r in looked_up if r.data.get("saved_ns") is not None]
+        if saved:
+            facts["saved_ns"] = sum(saved)
+        watched, missing, errors = (list(header.get(n) or ()) for n in ("watched", "missing", "errors"))
+        facts.update(watched=watched, missing=missing, errors=errors)
+        notes = []
+        if not raws:
+            self.state.status = "idle"
+            compiled = _says_compiled(context)
+            if compiled:
+                notes.append("the model is compiled, and nothing was left to compile for this request")
+            elif not header:
+                notes.append("nothing was compiled; which hooks were in place was not reported")
+            else:
+                notes.append("eager: nothing to compile")
+        if missing:
+            notes.append(f"this version lacks {', '.join(missing)}, so what passes there is not seen")
+        if errors:
+            notes.append(f"{len(errors)} events could not be read ({errors[0]})")
+        self.state.reason = "; ".join(notes)
+
+
+def _says_compiled(context: ProbeContext) -> bool:
+    return context.agent is not None and bool(context.agent.facts().get("compile"))
+
+
+def _during(context: ProbeContext, raw: Raw) -> bool:
+    exchange = context.exchange
+    if exchange is None or not exchange.end_ns:
+        return True
+    return raw.start_ns < exchange.end_ns and raw.end_ns >= exchange.start_ns
+
+
+def _folders(context: ProbeContext, environment: Mapping[str, str]) -> list[CacheFolder]:
+    """The caches of the serving process: with its environment as the agent told it, else as this process has it."""
+    import os
+
+    if environment:
+        return cache_folders(environment)
+    return cache_folders({name: os.environ[name] for name in VARIABLES if name in os.environ})
+
+
+def _record(raw: Raw, where: Mapping[str, str]) -> Record | None:
+    data = raw.data
+    compiler = str(data.get("compiler", ""))
+    attributes: Attributes = {"tokentrace.jit.compiler": compiler}
+    for name, source in (("phase", "phase"), ("compile_id", "compile_id"), ("key", "key"), ("cache", "cache"),
+                         ("result", "result"), ("function", "co_name")):  # fmt: skip
+        if data.get(source) not in (None, ""):
+            attributes[f"tokentrace.jit.{name}"] = data[source]
+    reason = next((str(data[n]) for n in _REASONS if data.get(n) not in (None, "", "None")), "")
+    if reason:
+        attributes["tokentrace.jit.reason"] = reason
+    folder = where.get(_FOLDER_OF.get(compiler, ""))
+    if folder:
+        attributes["tokentrace.jit.cache_dir"] = folder
+    if raw.name == "compile":
+        name = f"compile {data.get('phase') or compiler or 'unknown'}"
+        attributes["tokentrace.jit.compile_ms"] = (raw.end_ns - raw.start_ns) / 1e6
+        if data.get("unfinished"):
+            attributes["tokentrace.jit.unfinished"] = True
+        for stage, took in (data.get("stages_ns") or {}).items():
+            attributes[f"tokentrace.jit.stage.{stage}_ms"] = took / 1e6
+    elif raw.name == "cache":
+        name = f"cache {data.get('cache') or compiler} {data.get('result') or 'unknown'}"
+        if data.get("saved_ns") is not None:
+            attributes["tokentrace.jit.saved_ms"] = data["saved_ns"] / 1e6
+    else:
+        return None
+    return Record(
+        name, LAYER, raw.start_ns, raw.end_ns, attributes, process=raw.process, thread=raw.thread, join="time"
+    )  # fmt: skip
+
+
+_VOLATILE = {
+    "tmpfs": "which a restart of the machine empties",
+    "ramfs": "which a restart of the machine empties",
+    "overlay": "which goes when this container goes",
+}
+
+
+def cache_finding(folder: CacheFolder) -> Finding:
+    """One sentence on a cache folder: does it keep what is compiled until the next start?"""
+    where = f"{folder.path} ({folder.variable if folder.source == 'environment' else 'default'})"
+    evidence = f"{folder.files} files, {folder.bytes} bytes" if folder.exists else ""
+    if folder.disabled:
+        return Finding(LAYER, f"the {folder.compiler} cache is off: {folder.disabled}", evidence,
+                       f"unset {folder.disabled.partition('=')[0]}", "warn")  # fmt: skip
+    if folder.problem:
+        return Finding(LAYER, f"the {folder.compiler} cache {where}: {folder.problem}", evidence,
+                       f"set {folder.variable} to a folder of your own", "warn")  # fmt: skip
+    if folder.exists and folder.writable is False:
+        return Finding(LAYER, f"the {folder.compiler} cache {where} cannot be written, so every start compiles again",
+                       evidence, f"set {folder.variable} to a folder that this user can write", "warn")  # fmt: skip
+    if not folder.exists:
+        return Finding(LAYER, f"the {folder.compiler} cache {where} does not exist yet: nothing was compiled into it")
+    if folder.filesystem in _VOLATILE and folder.files:
+        return Finding(LAYER, f"the {folder.compiler} cache {where} lies on {folder.filesystem}, "
+                       f"{_VOLATILE[folder.filesystem]}", evidence, f"set {folder.variable} to a lasting volume",
+                       "warn")  # fmt: skip
+    return Finding(LAYER, f"the {folder.compiler} cache {where} can be used", evidence)
