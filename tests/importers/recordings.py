@@ -37,7 +37,7 @@ def large(name: str) -> Path:
 
 
 def analysed(path: Path) -> Analysis:
-    return analyse(_read(path, None, None))
+    return analyse(_read(path, None, None)[0])
 
 
 def check_tree(trace: Trace, budget: int = 10_000) -> None:

@@ -45,8 +45,10 @@ class Collected:
         self.collective: list[int] = []
         self.lost = Lost()
         self.other_ranks: list[int | None] = []
+        self.more: list[Finding] = []  # of what lies beside the recordings
+        self.beside: dict[int, LayerState] = {}
 
-    def add(self, label: str, found: Analysis) -> None:
+    def add(self, label: str, found: Analysis, kind: str) -> None:
         events = found.events
         self.labels.append(label)
         self.figures.append({"label": label, **found.figures})
@@ -57,6 +59,7 @@ class Collected:
         self.collective.append(found.measures.collective_ns)
         self.sources.append(
             {
+                "kind": kind,
                 "file": events.source,
                 "events": events.total_events,
                 "clock": "unix" if events.base_ns is not None else "unknown origin",
@@ -69,28 +72,29 @@ class Collected:
 
     def finish(self, builder: spans.Builder) -> Imported:
         one = len(self.labels) == 1
-        total = self.figures[0] if one else _sum(self.figures)
+        total = self.figures[0] if one else _sum(self.figures) if self.labels else _nothing()
         total.pop("label", None)
-        states = self.states[0] if one else layers.combine(self.states)
+        states = self.states[0] if one else layers.combine(self.states) if self.labels else layers.only_beside()
+        for number, state in self.beside.items():
+            states[8 - number] = _joined(states[8 - number], state)
         attributes = {
             "tokentrace.pass": "import",
             "tokentrace.import.files": [source["file"] for source in self.sources][:64],
             "tokentrace.import.clock": ", ".join(sorted({source["clock"] for source in self.sources})),
-            **{f"tokentrace.import.{key}": total[key]
-               for key in ("kernels", "launches", "graph_launches", "matched", "orphan_kernels", "busy_ns", "span_ns")},
-        }  # fmt: skip
+            **{f"tokentrace.import.{key}": total[key] for key in COUNTED if key != "kernel_sum_ns"},
+        }
         if one:
             for entry in self.steps:
                 entry.pop("lane")
+        told = self.findings[0][1] if one else self._of_lanes()
+        files: dict[str, Any] = {"files": self.sources, "events": sum(source["events"] for source in self.sources)}
         return Imported(
             figures=total,
             trace=builder.finish(states, attributes),
-            findings=self.findings[0][1] if one else self._of_lanes(),
+            findings=[*told, *self.more],
             lost=self.lost.as_dict(),
             steps=self.steps,
-            source=self.sources[0]
-            if one
-            else {"files": self.sources, "events": sum(s["events"] for s in self.sources)},
+            source=self.sources[0] if len(self.sources) == 1 else files,
             layers=states,
             operators=self.operators,
         )
@@ -126,13 +130,34 @@ class Collected:
         return result
 
 
+COUNTED = (
+    "kernels",
+    "launches",
+    "graph_launches",
+    "matched",
+    "orphan_kernels",
+    "busy_ns",
+    "span_ns",
+    "kernel_sum_ns",
+)
+
+
+def _nothing() -> dict[str, Any]:
+    """The figures of an import without any recording: nothing was counted, and no share can be told."""
+    return {**dict.fromkeys(COUNTED, 0), "idle_share": None, "top_kernels": [], "devices": []}
+
+
+def _joined(recorded: LayerState, beside: LayerState) -> LayerState:
+    """A layer seen in a recording keeps its own time; what lies beside adds its evidence."""
+    if recorded.status != "seen":
+        return beside
+    facts = {**recorded.facts, "evidence": recorded.facts["evidence"] + beside.facts["evidence"]}
+    return LayerState(recorded.layer, facts=facts)
+
+
 def _sum(each: list[dict[str, Any]]) -> dict[str, Any]:
     """Figures of several recordings: counts and busy time add up; so does the span, one for each recording."""
-    total: dict[str, Any] = {
-        key: sum(entry[key] for entry in each)
-        for key in ("kernels", "launches", "graph_launches", "matched", "orphan_kernels", "busy_ns", "span_ns",
-                    "kernel_sum_ns")
-    }  # fmt: skip
+    total: dict[str, Any] = {key: sum(entry[key] for entry in each) for key in COUNTED}
     single = all(len(entry["devices"]) == 1 for entry in each)
     total["idle_share"] = round(1 - total["busy_ns"] / total["span_ns"], 6) if single and total["span_ns"] else None
     merged: dict[str, list[int]] = {}

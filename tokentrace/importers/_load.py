@@ -24,9 +24,22 @@ from tokentrace.importers import (
 )
 from tokentrace.importers._analysis import Analysis
 from tokentrace.importers._collect import Collected, Imported
+from tokentrace.importers._companions import SHARE, Companions
 from tokentrace.importers.columns import Array, Events
 
-_SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".db")
+_SUFFIXES = (
+    ".json",
+    ".json.gz",
+    ".sqlite",
+    ".sqlite.gz",
+    ".db",
+    ".log",
+    ".log.gz",
+    ".ndjson",
+    ".ndjson.gz",
+    ".csv",
+    ".xml",
+)
 _RANK = re.compile(r"(?:rank|worker)[-_.]?(\d+)", re.IGNORECASE)
 _MAX_FILES = 1024
 #: Calls so long before a window are still looked for when a kernel in the window has their id.
@@ -43,6 +56,9 @@ def load(
 ) -> Imported:
     """Import recordings: torch.profiler/Kineto JSON (.json, .json.gz), nsys sqlite, rocprofv3 JSON, a folder of ranks.
 
+    Compile logs (TORCH_TRACE, Triton) and power dumps (nvidia-smi, rocm-smi, amd-smi with times) among the files are
+    joined to the recordings by time.
+
     `window`: (start, end) in ns from the first event of each file; `step`: only the step with this number; `rank`: only
     this rank's file; `progress` is told the bytes read so far. Raises UsageError when nothing can be imported; damage
     that leaves something readable is counted in `lost` and told in a finding.
@@ -52,11 +68,23 @@ def load(
     given = [paths] if isinstance(paths, (str, Path)) else list(paths)
     files, from_folder = _files([Path(path) for path in given])
     refused: list[str] = []
-    builder = spans.Builder(len(files) if rank is None else 1, "/".join(file.name for file in files))
-    collected = Collected()
+    beside = Companions()
+    recordings = []
     for file in files:
         try:
-            events = _read(file, window, progress)
+            if not beside.take(file):
+                recordings.append(file)
+        except UsageError as error:
+            if not from_folder:
+                raise
+            refused.append(str(error))
+    collected = Collected()
+    builder = spans.Builder(
+        len(recordings) if rank is None else 1, "/".join(file.name for file in files), SHARE if len(beside) else 0
+    )
+    for file in recordings:
+        try:
+            events, kind = _read(file, window, progress)
             if rank is not None and _rank(file, events) != rank:
                 collected.other_ranks.append(_rank(file, events))
                 continue
@@ -68,9 +96,10 @@ def load(
             continue
         label = _label(file, events, collected.labels)
         builder.add(label, found)
-        collected.add(label, found)
-    if not collected.labels:
+        collected.add(label, found, kind)
+    if not collected.labels and (recordings or not len(beside)):
         raise _nothing(files, rank, refused, collected.other_ranks)
+    beside.join(builder, collected)
     for text in refused:
         collected.lost.add(0, text)
     return collected.finish(builder)
@@ -156,22 +185,25 @@ def _nothing(files: list[Path], rank: int | None, refused: list[str], others: li
     return UsageError("nothing could be imported", fix="tokentrace import FILE")
 
 
-def _read(path: Path, window: tuple[int, int] | None, progress: Callable[[int], None] | None) -> Events:
+def _read(path: Path, window: tuple[int, int] | None, progress: Callable[[int], None] | None) -> tuple[Events, str]:
     head = _source.head(path)
     if head.startswith(nsys.MAGIC):
+        kind = "nsys"
         events = nsys.read(path, window_ns=window, progress=progress)
         if window is not None:
             _prune_calls(events, events.window_begin)
     elif rocprof.KEY in head:
+        kind = "rocprofv3"
         events = rocprof.read(path, progress=progress)
         if window is not None and len(events):
             first = int(events.start.min())
             _keep_window(events, first + window[0], first + window[1])
     else:
+        kind = "kineto"
         events = _read_chrome(path, window, progress)
     if not len(events):
         raise _empty(path, events, window)
-    return events
+    return events, kind
 
 
 def _read_chrome(path: Path, window: tuple[int, int] | None, progress: Callable[[int], None] | None) -> Events:

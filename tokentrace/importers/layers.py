@@ -63,6 +63,12 @@ def combine(each: Iterable[list[LayerState]]) -> list[LayerState]:
     return result
 
 
+def only_beside() -> list[LayerState]:
+    """The states when no recording was given, only a compile log or a power dump."""
+    reason = "no recording was given, only what lies beside one"
+    return [LayerState(number, "unseen", reason, "give the recording too") for number in range(8, 0, -1)]
+
+
 def _absent(found: Analysis, number: int) -> LayerState:
     events = found.events
     on_host = not len(found.joined.runtime) and not len(found.joined.kernels)

@@ -11,8 +11,9 @@ from tokentrace.importers import _spanning, columns, host
 from tokentrace.importers._analysis import Analysis
 from tokentrace.importers._spanning import LayerRows
 from tokentrace.importers.columns import Array
+from tokentrace.importers.jit_logs import JitLog
 from tokentrace.importers.join import by_external_id
-from tokentrace.model import Link, Process, Trace
+from tokentrace.model import Link, Process, Record, Trace
 from tokentrace.probe import LayerState
 
 BUDGET = 10_000
@@ -29,12 +30,14 @@ class Builder:
     left out below it.
     """
 
-    def __init__(self, count: int, identity: str) -> None:
-        """`count` recordings will follow; `identity` names them, for the id of the machine they come from."""
+    def __init__(self, count: int, identity: str, beside: int = 0) -> None:
+        """`count` recordings will follow; `identity` names them, for the id of the machine they come from; `beside`
+        spans of the budget are kept for compile logs and power records."""
         self.trace = Trace()
         self._count = max(1, count)
-        self._share = (BUDGET - _RESERVED - self._count) // self._count
+        self._share = (BUDGET - _RESERVED - beside - self._count) // self._count
         self._added = 0
+        self._begun = False
         self._shown = self._folded = 0
         # The spans of a recording must not claim the host that imports it.
         self._machine = {"host.id": str(uuid.uuid5(uuid.NAMESPACE_OID, identity)), "host.name": "recorded machine"}
@@ -48,8 +51,7 @@ class Builder:
             return
         low = events.absolute(int(events.start[inner].min()))
         high = events.absolute(int(events.end[inner].max()))
-        trace.start_ns[0] = low if not self._added else min(trace.start_ns[0], low)
-        trace.end_ns[0] = max(trace.end_ns[0], high)
+        self.widen(low, high)
         parent = self._root
         if self._count > 1:
             parent = trace.add(label, 0, low, high, self._root, {"tokentrace.import.source": events.source},
@@ -60,6 +62,49 @@ class Builder:
         self._added += 1
         self._shown += writer.shown
         self._folded += writer.folded
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """First and last instant so far, ns; (0, 0) before anything was added."""
+        return self.trace.start_ns[0], self.trace.end_ns[0]
+
+    def add_compiles(self, log: JitLog, budget: int) -> None:
+        """A compile log beside the recordings: the longest phases and lookups below the root, nested as logged."""
+        trace = self.trace
+        order = sorted(range(len(log.events)), key=lambda row: log.events[row].start_ns - log.events[row].end_ns)
+        chosen = set(order[: max(0, budget)])
+        first = min(event.start_ns for event in log.events)
+        last = max(event.end_ns for event in log.events)
+        self.widen(first, last)
+        key = f"compile log {log.source}"
+        trace.processes.setdefault(key, Process(key, dict(self._machine)))
+        span_of: dict[int, int] = {}
+        for row, event in enumerate(log.events):
+            if row not in chosen:
+                continue
+            above = event.parent
+            while above >= 0 and above not in span_of:
+                above = log.events[above].parent
+            span_of[row] = trace.add(
+                event.span_name, 2, event.start_ns, event.end_ns, span_of.get(above, self._root), event.attributes(),
+                process=key, direction="down",
+            )  # fmt: skip
+        self._shown += len(span_of)
+        self._folded += len(log.events) - len(span_of)
+
+    def add_power(self, record: Record) -> None:
+        """A power record of a dump, joined by time; it lies within the bounds by how it was asked for."""
+        start, end = self.bounds
+        low = min(max(record.start_ns, start), end)
+        self.trace.add(record.name, 1, low, min(max(record.end_ns, low), end), self._root,
+                       {**record.attributes, "tokentrace.join": "time"}, process="recording")  # fmt: skip
+
+    def widen(self, first: int, last: int) -> None:
+        """Let the root reach over these instants too."""
+        trace = self.trace
+        trace.start_ns[0] = min(trace.start_ns[0], first) if self._begun else first
+        trace.end_ns[0] = max(trace.end_ns[0], last)
+        self._begun = True
 
     def finish(self, states: list[LayerState], attributes: dict[str, Any]) -> Trace:
         """Add an `unseen` span for each layer that no recording shows, and the root's attributes."""

@@ -1,0 +1,117 @@
+"""What may lie beside a recording: compile logs and power dumps, joined to it by time."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tokentrace.errors import UsageError
+from tokentrace.importers import _source, jit_logs, power_dumps, spans
+from tokentrace.importers._analysis import duration
+from tokentrace.importers._collect import Collected
+from tokentrace.importers.jit_logs import JitLog
+from tokentrace.importers.power_dumps import PowerDump
+from tokentrace.model import Record
+from tokentrace.probe import Finding, LayerState
+
+#: A share of the trace's spans for all compile logs together.
+SHARE = 2_000
+#: Compiles of a start-up belong to a recording that was made within the hour after it.
+_SAME_RUN_NS = 3_600 * 10**9
+#: rocm-smi ({"card0": …) and amd-smi ([{"gpu": 0, …) write JSON too.
+_SMI_JSON = re.compile(rb'[\[{]\s*(\{\s*)?"(card\d+|system|gpu|gpu_data)"\s*:')
+
+
+class Companions:
+    """Compile logs and power dumps among the given files."""
+
+    def __init__(self) -> None:
+        self.logs: list[JitLog] = []
+        self.dumps: list[tuple[str, PowerDump]] = []
+
+    def __len__(self) -> int:
+        return len(self.logs) + len(self.dumps)
+
+    def take(self, path: Path) -> bool:
+        """Read the file if it is a companion. Raises UsageError when it is one, but useless."""
+        head = _source.head(path)
+        if jit_logs.kind_of(head):
+            self.logs.append(jit_logs.read(path))
+            return True
+        if head.startswith(b"SQLite"):
+            return False
+        plain = head.lstrip(b"\xef\xbb\xbf \r\n\t")
+        if plain[:1] in (b"{", b"[") and not _SMI_JSON.match(plain):
+            return False
+        if path.stat().st_size > power_dumps.MAX_BYTES:
+            return False
+        try:
+            dump = power_dumps.read(path)
+        except UsageError:
+            return False
+        if all(sample.time_ns is None for sample in dump.samples):
+            raise UsageError(
+                f"{path.name} is a power dump without times, so it cannot be joined to anything",
+                fix="sample with a time: nvidia-smi --query-gpu=timestamp,power.draw --format=csv -l 1",
+            )
+        self.dumps.append((path.name, dump))
+        return True
+
+    def join(self, builder: spans.Builder, collected: Collected) -> None:
+        """Add their spans, findings and layer states."""
+        for log in self.logs:
+            self._compiles(log, builder, collected)
+        for name, dump in self.dumps:
+            self._power(name, dump, builder, collected)
+
+    def _compiles(self, log: JitLog, builder: spans.Builder, collected: Collected) -> None:
+        first, last = min(e.start_ns for e in log.events), max(e.end_ns for e in log.events)
+        before = builder.bounds
+        apart = max(before[0] - last, first - before[1])
+        if collected.labels and apart > _SAME_RUN_NS:
+            collected.more.append(
+                Finding(2, f"{log.source} is of another run than the recording.", f"{duration(apart)} apart",
+                        "give the log of the same run", "unknown")
+            )  # fmt: skip
+            return
+        builder.add_compiles(log, SHARE // max(1, len(self.logs)))
+        collected.more += jit_logs.findings(log)
+        collected.lost.events += log.lost.events
+        for reason in log.lost.reasons:
+            collected.lost.add(0, f"{log.source}: {reason}")
+        outer = sum(e.end_ns - e.start_ns for e in log.events if e.parent < 0)
+        collected.beside[2] = LayerState(2, facts={"own_ns": outer, "share": 0.0, "evidence": len(log.events)})
+        collected.sources.append({"file": log.source, "events": len(log.events), "clock": "unix", "kind": log.kind})
+
+    def _power(self, name: str, dump: PowerDump, builder: spans.Builder, collected: Collected) -> None:
+        times = [sample.time_ns for sample in dump.samples if sample.time_ns is not None]
+        if builder.bounds == (0, 0):
+            builder.widen(min(times), max(times))
+        records = power_dumps.records(dump, *builder.bounds)
+        if not records:
+            collected.more.append(
+                Finding(1, f"No sample of {name} lies in the recording's time.", f"{len(times):,} samples; "
+                        + "; ".join(dump.notes), "check the clock and the time zone of the dump", "unknown")
+            )  # fmt: skip
+            return
+        for record in records:
+            builder.add_power(record)
+            collected.more.append(_energy(record))
+        if dump.lost:
+            collected.lost.add(dump.lost, f"{name}: rows that could not be read")
+        facts = {"own_ns": 0, "share": 0.0, "evidence": len(times)}
+        collected.beside[1] = LayerState(1, facts=facts)
+        collected.sources.append({"file": name, "events": len(dump.samples), "clock": "unix", "kind": dump.kind})
+
+
+def _energy(record: Record) -> Finding:
+    told = record.attributes
+    who = str(told.get("hw.name", "the device"))
+    samples = f"{told.get('tokentrace.power.sample_count', 0)} samples, {told.get('tokentrace.power.scope', '')}"
+    joules = told.get("tokentrace.power.joules")
+    if joules is None:
+        reason = str(told.get("tokentrace.power.reason", "too few samples"))
+        return Finding(1, f"The energy of {who} is unknown: {reason}.", samples, "sample more often", "unknown")
+    error = told.get("tokentrace.power.error_joules", 0.0)
+    return Finding(1, f"{who} used {joules:.3g} J (± {error:.2g} J) while this was recorded.",
+                   f"{samples}, method {told.get('tokentrace.power.method')}", "")  # fmt: skip
