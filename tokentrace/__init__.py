@@ -1,5 +1,50 @@
-"""tokentrace: one prompt, one trace, eight layers, both ways."""
+"""tokentrace: one prompt, one trace, eight layers, both ways.
+
+trace = tokentrace.run("Hi")                                  the local engine
+trace = tokentrace.run("Hi", url="http://localhost:8000/v1")  any OpenAI-compatible server
+trace = tokentrace.load("trace.jsonl")
+"""
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+from typing import TYPE_CHECKING, Any
+
+from tokentrace.version import __version__
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tokentrace.model import Trace
+
+__all__ = ["__version__", "load", "run"]
+
+
+def run(prompt: str, *, url: str | None = None, save: bool = False, once: bool = False, **settings: Any) -> Trace:
+    """Trace one prompt and give the whole trace; `trace.meta["report"]` holds the report as plain values.
+
+    Further settings: key, model, profile, config, timeout_s (see `client.settings.resolve`), system, max_tokens,
+    temperature. Raises the request's TokentraceError when it failed.
+    """
+    from tokentrace import workflow
+    from tokentrace.client.settings import resolve
+    from tokentrace.session import Ask
+
+    asked = {k: settings.pop(k) for k in ("system", "max_tokens", "temperature") if k in settings}
+    endpoint = resolve(url, **settings)
+    model = None if endpoint is not None else settings.get("model")
+    done = workflow.run(
+        Ask(prompt, **asked), workflow.Settings(endpoint, model, once=once, save=save), workflow.quiet()
+    )
+    if done.error is not None:
+        raise done.error
+    done.trace.meta["report"] = done.report.to_json()
+    return done.trace
+
+
+def load(path: str | Path) -> Trace:
+    """A trace saved as OTLP lines (.jsonl, .jsonl.gz). Raises UsageError for anything else."""
+    from pathlib import Path as _Path
+
+    from tokentrace.emit import load as _load
+
+    return _load(_Path(path))

@@ -7,11 +7,14 @@ import sys
 
 import click
 
-from tokentrace import __version__
+from tokentrace.version import __version__
 from tokentrace.errors import TokentraceError
 
 #: name -> (module, object, one line of help). The help stands here so that `tokentrace --help` imports no command.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("tokentrace.cli.run", "trace one prompt through the eight layers"),
+    "list": ("tokentrace.cli.list_", "the saved runs"),
+    "show": ("tokentrace.cli.show", "the report of a saved run"),
     "layers": ("tokentrace.cli.layers", "the eight layers, and what each one answers"),
     "serve": ("tokentrace.cli.serve", "run the local engine as an OpenAI-compatible server"),
     "import": ("tokentrace.cli.import_", "turn a GPU recording into the same eight-layer trace"),
@@ -41,6 +44,8 @@ def cli() -> None:
 
     \b
     Examples:
+      tokentrace run "Hi"
+      tokentrace run "Hi" --url http://localhost:8000/v1
       tokentrace layers
       tokentrace serve --port 8000
       tokentrace import trace.json.gz --json

@@ -15,16 +15,17 @@ from tokentrace.errors import ExportError, UsageError
 @click.option("--endpoint", help="OTLP endpoint; default: the OTEL_EXPORTER_OTLP_* variables.")
 @click.option("-o", "--out", metavar="FILE", help="File to write (not for --to otlp).")
 def command(trace: str, target: str, endpoint: str | None, out: str | None) -> None:
-    """Send TRACE (a saved .jsonl) to an OTLP receiver, or write it for Jaeger or Perfetto.
+    """Send TRACE (a saved run, or a .jsonl file) to an OTLP receiver, or write it for Jaeger or Perfetto.
 
     \b
     Examples:
       tokentrace export run.jsonl --to otlp --endpoint http://localhost:4318
       tokentrace export run.jsonl --to jaeger -o run.jaeger.json
     """
-    from tokentrace import emit
+    from tokentrace import emit, runs
 
-    loaded = emit.load(Path(trace))
+    source = runs.find(trace)
+    loaded = emit.load(source)
     if target == "otlp":
         from tokentrace.emit.otlp_send import send
         from tokentrace.emit.otlp_target import OtlpTarget
@@ -35,7 +36,6 @@ def command(trace: str, target: str, endpoint: str | None, out: str | None) -> N
             raise ExportError(delivery.message, fix=delivery.fix)
         return
     suffix = {"otlp-file": ".jsonl", "jaeger": ".jaeger.json", "perfetto": ".perfetto.json"}[target]
-    source = Path(trace)
     stem = source.name.removesuffix(".gz").removesuffix(".jsonl")
     path = Path(out) if out else source.with_name(stem + suffix)
     if path.resolve() == source.resolve():

@@ -21,7 +21,7 @@ from tokentrace.errors import UsageError
 def command(
     files: tuple[str, ...], window: str | None, step: int | None, rank: int | None, out: str | None, as_json: bool
 ) -> None:
-    """Read GPU recordings: torch.profiler/Kineto JSON (.json, .json.gz), nsys .sqlite, rocprofv3 JSON, a folder of ranks.
+    """Read GPU recordings: torch.profiler JSON (.json, .json.gz), nsys .sqlite, rocprofv3 JSON, a folder of ranks.
 
     \b
     Examples:
@@ -83,9 +83,7 @@ def _print(imported: Any) -> None:
         f"{figures['matched']} matched, {figures['orphan_kernels']} kernels without their launch"
     )
     shown = "unknown: no kernel in it" if idle is None else f"{idle:.1%}"
-    click.echo(
-        f"GPU busy {figures['busy_ns'] / 1e6:.3f} ms of {figures['span_ns'] / 1e6:.3f} ms; idle share {shown}"
-    )
+    click.echo(f"GPU busy {figures['busy_ns'] / 1e6:.3f} ms of {figures['span_ns'] / 1e6:.3f} ms; idle share {shown}")
     for kernel in figures["top_kernels"][:5]:
         click.echo(f"  {kernel['total_ns'] / 1e6:10.3f} ms  {kernel['count']:6d} x  {kernel['name'][:90]}")
     if imported.lost.get("events"):

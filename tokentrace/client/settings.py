@@ -177,9 +177,7 @@ def _stored(
             values["api_key"], values["_source"] = env[variable], variable
         return values
     if profile:
-        raise ConfigError(
-            f"there is no {FILE_NAME} with a profile {profile!r}", fix="write one, or give --config FILE"
-        )
+        raise ConfigError(f"there is no {FILE_NAME} with a profile {profile!r}", fix="write one, or give --config FILE")
     return {}
 
 

@@ -39,7 +39,7 @@ class GrpcTransport(Transport):
         import grpc
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-        from tokentrace import __version__
+        from tokentrace.version import __version__
 
         self._target = target
         options = [("grpc.primary_user_agent", f"tokentrace/{__version__}")]

@@ -37,7 +37,7 @@ class HttpTransport(Transport):
     def __init__(self, target: OtlpTarget) -> None:
         import httpx
 
-        from tokentrace import __version__
+        from tokentrace.version import __version__
 
         self._target = target
         verify = _verify(target)

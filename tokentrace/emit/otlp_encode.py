@@ -74,7 +74,7 @@ class Batch:
 
 
 def _scope() -> bytes:
-    from tokentrace import __version__
+    from tokentrace.version import __version__
 
     return _wire.delimited(0x0A, _wire.delimited(0x0A, b"tokentrace") + _wire.delimited(0x12, __version__.encode()))
 

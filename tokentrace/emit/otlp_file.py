@@ -44,7 +44,7 @@ def write(trace: Trace, path: Path | str, environ: Mapping[str, str] | None = No
 
 def lines(trace: Trace, environ: Mapping[str, str] | None = None) -> Iterator[bytes]:
     """The file's lines, each ending in a newline."""
-    from tokentrace import __version__
+    from tokentrace.version import __version__
 
     resources = Resources(trace, os.environ if environ is None else environ)
     trace_id = trace.trace_id_hex

@@ -1,0 +1,88 @@
+"""Where runs are kept: one folder a run in the user's data folder, newest last by name."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokentrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from tokentrace.model import Trace
+    from tokentrace.report import Report
+
+TRACE, DETAIL, REPORT = "trace.jsonl", "detail.jsonl.gz", "report.json"
+
+
+def folder() -> Path:
+    """The folder of all runs; TOKENTRACE_DATA_DIR overrides the user's data folder."""
+    chosen = os.environ.get("TOKENTRACE_DATA_DIR")
+    if chosen:
+        return Path(chosen) / "runs"
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("tokentrace")) / "runs"
+
+
+def save(trace: Trace, folded: Trace, report: Report, out: Path | None = None) -> Path:
+    """Write a run and give its folder. The whole trace goes beside the folded one when they differ.
+
+    Raises UsageError when the folder cannot be written.
+    """
+    import orjson
+
+    from tokentrace import emit
+
+    name = time.strftime("%Y%m%d-%H%M%S") + "-" + trace.trace_id_hex[:8]
+    run = (out or folder()) / name
+    try:
+        run.mkdir(parents=True, exist_ok=True, mode=0o700)
+        emit.save(folded, run / TRACE)
+        report.files = [str(run / TRACE)]
+        if folded is not trace:
+            emit.save(trace, run / DETAIL)
+            report.files.append(str(run / DETAIL))
+        (run / REPORT).write_bytes(orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2))
+    except OSError as error:
+        raise UsageError(f"{run} cannot be written: {error.strerror}", fix="give another folder with --out") from error
+    return run
+
+
+def entries() -> list[tuple[str, dict[str, Any]]]:
+    """(name, report) of every run, oldest first. A run without a readable report is left out."""
+    import orjson
+
+    found = []
+    root = folder()
+    for path in sorted(root.iterdir()) if root.is_dir() else ():
+        try:
+            found.append((path.name, orjson.loads((path / REPORT).read_bytes())))
+        except (OSError, orjson.JSONDecodeError):
+            continue
+    return found
+
+
+def find(name: str | None) -> Path:
+    """The trace file of a run: by name or its end, a path to a folder or file, or None for the newest.
+
+    Raises UsageError when there is no such run or several.
+    """
+    if name:
+        given = Path(name)
+        if given.is_file():
+            return given
+        if (given / TRACE).is_file():
+            return given / TRACE
+    root = folder()
+    names = sorted(path.name for path in root.iterdir() if (path / TRACE).is_file()) if root.is_dir() else []
+    if not names:
+        raise UsageError("there is no saved run", fix='make one: tokentrace run "Hi"')
+    if not name:
+        return root / names[-1] / TRACE
+    fitting = [one for one in names if one == name or one.startswith(name) or one.endswith(name)]
+    if len(fitting) != 1:
+        what = "no run is" if not fitting else f"{len(fitting)} runs are"
+        raise UsageError(f"{what} called {name!r}", fix="see tokentrace list")
+    return root / fitting[0] / TRACE

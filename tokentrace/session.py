@@ -1,0 +1,265 @@
+"""Arm, prompt, disarm, collect, stitch: one prompt through the layers, in as many passes as were asked for."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tokentrace.agent_client import AgentClient
+from tokentrace.client.settings import Endpoint
+from tokentrace.errors import ProbeUnavailable, TokentraceError
+from tokentrace.exchange import Exchange
+from tokentrace.layers import by_number
+from tokentrace.model import IdSource, Process, Record, Trace
+from tokentrace.probe import LayerState, Probe, ProbeContext
+from tokentrace.registry import create, layers_in_order
+from tokentrace.stitch import PassRecords, stitch
+
+#: Passes on the local engine, each a whole request: (name, every probe).
+THREE_PASSES = (("cold", False), ("warm", False), ("deep", True))
+ONE_PASS = (("once", True),)
+
+
+class Ui(Protocol):
+    """What a session tells while it runs."""
+
+    def progress(self, sentence: str, fraction: float | None = None) -> None: ...
+
+    def text(self, piece: str) -> None: ...
+
+
+@dataclass(slots=True)
+class Ask:
+    """One prompt and how to send it. `layers` None means all."""
+
+    prompt: str
+    system: str = ""
+    max_tokens: int | None = 64
+    temperature: float | None = None
+    layers: frozenset[int] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        start = [{"role": "system", "content": self.system}] if self.system else []
+        return [*start, {"role": "user", "content": self.prompt}]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The trace, the exchanges by pass, and the error that ended the run, if one did."""
+
+    trace: Trace
+    exchanges: dict[str, Exchange]
+    error: TokentraceError | None = None
+    interrupted: bool = False
+
+
+def run_passes(
+    ask: Ask,
+    endpoint: Endpoint,
+    *,
+    mode: str,
+    passes: Sequence[tuple[str, bool]],
+    ui: Ui,
+    agent: AgentClient | None = None,
+    engine_facts: dict[str, Any] | None = None,
+    failure: Callable[[], TokentraceError | None] | None = None,
+    ids: IdSource | None = None,
+) -> Outcome:
+    """Send the prompt once a pass and stitch what the probes saw into one trace.
+
+    A failed or interrupted pass ends the run; what it and the passes before it saw is in the trace. `failure` tells
+    why the engine ended, when it did. Raises nothing that the server or a probe does.
+    """
+    ids = ids or IdSource()
+    trace_id, root = ids.trace_id(), ids.span_id()
+    done: list[PassRecords] = []
+    exchanges: dict[str, Exchange] = {}
+    outcome_error: TokentraceError | None = None
+    interrupted = False
+    for name, deep in passes:
+        context = ProbeContext(
+            mode, name, deep, endpoint.model, agent, _server(endpoint, mode), options=dict(ask.options)
+        )
+        context.options.setdefault("pids", [agent.facts().get("pid")] if agent is not None else [])
+        ui.progress(f"{name} pass" if len(passes) > 1 else "request")
+        one = _one_pass(ask, endpoint, context, trace_id, ids.span_id(), ui if not exchanges else _Silent(ui))
+        done.append(one)
+        assert one.exchange is not None
+        exchanges[name] = one.exchange
+        if one.exchange.error is not None:
+            outcome_error = (failure() if failure is not None else None) or one.exchange.error
+            break
+        if "interrupted" in one.exchange.notes:
+            interrupted = True
+            break
+    trace = stitch(
+        done,
+        ids=ids,
+        trace_id=trace_id,
+        root_span_id=root,
+        processes=_processes(agent),
+        attributes={"tokentrace.mode": mode, **_clock(agent)},
+        meta={
+            "prompt": ask.prompt,
+            "mode": mode,
+            "engine": dict(engine_facts or {}),
+            "endpoint": endpoint.base_url,
+            "model": endpoint.model,
+            "created_ns": time.time_ns(),
+        },
+    )
+    return Outcome(trace, exchanges, outcome_error, interrupted)
+
+
+class _Silent:
+    """The reply is shown once; later passes give the same one."""
+
+    def __init__(self, ui: Ui) -> None:
+        self._ui = ui
+
+    def progress(self, sentence: str, fraction: float | None = None) -> None:
+        self._ui.progress(sentence, fraction)
+
+    def text(self, piece: str) -> None:
+        return
+
+
+def _server(endpoint: Endpoint, mode: str) -> Any:
+    if mode == "local":
+        return None
+    from tokentrace.client.server import HttpServer
+
+    return HttpServer(endpoint)
+
+
+def _one_pass(ask: Ask, endpoint: Endpoint, context: ProbeContext, trace_id: int, span_id: int, ui: Ui) -> PassRecords:
+    from tokentrace.client.chat import chat
+
+    start = time.time_ns()
+    armed: list[Probe] = []
+    states: dict[int, LayerState] = {}
+    if context.agent is not None and isinstance(context.agent, AgentClient):
+        context.agent.begin_pass()
+    try:
+        for layer in layers_in_order(ask.layers):
+            if layer.cost == "deep" and not context.deep and layer.number != 5:
+                states[layer.number] = LayerState(
+                    layer.number, "unseen", f"not probed in the {context.pass_name} pass, so that its times are true"
+                )
+                continue
+            _arm(layer.number, context, armed, states)
+        context.exchange = chat(
+            endpoint,
+            ask.messages,
+            trace_id=trace_id,
+            span_id=span_id,
+            max_tokens=ask.max_tokens,
+            temperature=ask.temperature,
+            on_text=ui.text,
+        )
+    finally:
+        for probe in armed:
+            probe.disarm()
+    if context.agent is not None and isinstance(context.agent, AgentClient):
+        context.agent.end_pass()
+        context.request_id = _request_id(context)
+    records: list[Record] = []
+    for probe in armed:
+        _collect(probe, context, records, states)
+    return PassRecords(
+        context.pass_name,
+        start,
+        max(context.exchange.end_ns, start),
+        records,
+        [states[number] for number in sorted(states, reverse=True)],
+        span_id,
+        context.request_id,
+        {},
+        context.exchange,
+    )
+
+
+def _arm(number: int, context: ProbeContext, armed: list[Probe], states: dict[int, LayerState]) -> None:
+    try:
+        probe = create(by_number(number))
+    except TokentraceError as error:
+        states[number] = LayerState(number, "unseen", str(error), error.fix)
+        return
+    try:
+        probe.arm(context)
+        armed.append(probe)
+    except ProbeUnavailable as error:
+        probe.disarm()
+        states[number] = LayerState(number, "unseen", str(error), error.fix)
+    except Exception as error:  # noqa: BLE001 - a layer that fails never fails the run
+        probe.disarm()
+        states[number] = LayerState(number, "unseen", f"its probe failed: {type(error).__name__}: {error}")
+
+
+def _collect(probe: Probe, context: ProbeContext, records: list[Record], states: dict[int, LayerState]) -> None:
+    try:
+        records.extend(probe.collect(context))
+        states[probe.layer] = probe.state
+    except ProbeUnavailable as error:
+        states[probe.layer] = LayerState(probe.layer, "unseen", str(error), error.fix, probe.state.facts)
+    except Exception as error:  # noqa: BLE001 - a layer that fails never fails the run
+        states[probe.layer] = LayerState(probe.layer, "unseen", f"its probe failed: {type(error).__name__}: {error}")
+
+
+def _request_id(context: ProbeContext) -> str:
+    """The server's id of our request: the one that came with our traceparent, else the reply's own id."""
+    exchange = context.exchange
+    if context.agent is None or exchange is None:
+        return ""
+    for raw in context.agent.records("http"):
+        if raw.name == "request" and raw.data.get("traceparent") == exchange.traceparent:
+            return str(raw.data.get("rid", ""))
+    return exchange.response_id
+
+
+def _processes(agent: AgentClient | None) -> dict[str, Process]:
+    host = {"host.name": socket.gethostname(), "host.id": _host_id()}
+    own = str(os.getpid())
+    found = {
+        own: Process(
+            own,
+            {
+                **host,
+                "process.pid": os.getpid(),
+                "process.runtime.name": platform.python_implementation().lower(),
+                "process.runtime.version": platform.python_version(),
+            },
+        )
+    }
+    if agent is not None and agent.process:
+        facts = agent.facts()
+        version = str((facts.get("versions") or {}).get("python") or facts.get("python") or "")
+        attributes = {"process.pid": int(agent.process), "process.runtime.name": "cpython"}
+        found[agent.process] = Process(agent.process, {**host, **attributes, "process.runtime.version": version})
+    return found
+
+
+def _host_id() -> str:
+    """The machine's id, which every span of this host shares; the host's name where there is none."""
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        try:
+            with open(path, encoding="ascii") as file:
+                text = file.read().strip()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if text:
+            return text
+    return socket.gethostname()
+
+
+def _clock(agent: AgentClient | None) -> dict[str, Any]:
+    if agent is None:
+        return {}
+    return {"tokentrace.clock.offset_ns": agent.clock.offset_ns, "tokentrace.clock.bound_ns": agent.clock.bound_ns}
