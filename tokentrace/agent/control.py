@@ -32,7 +32,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from pathlib import Path
 from typing import Any
 
 from tokentrace.agent import core, wrap
@@ -108,7 +107,7 @@ class Server:
             except _Gone:
                 self._drop()
             except Exception as error:  # noqa: BLE001 - the thread must live on, and nobody else hears of it
-                wrap.faults.append({"hook": "agent", "error": f"{type(error).__name__}: {error}"[:300], "off": True})
+                wrap.note_fault("agent", error, True)
                 self._drop()
                 if listener.fileno() < 0:
                     return
@@ -263,7 +262,7 @@ class Server:
             try:
                 self.groups[name].disable()
             except Exception as error:  # noqa: BLE001 - the others must be put back all the same
-                wrap.faults.append({"hook": name, "error": f"{type(error).__name__}: {error}"[:300], "off": True})
+                wrap.note_fault(name, error, True)
         self.on.clear()
 
     def _forget(self) -> None:
