@@ -32,7 +32,7 @@ Env = Mapping[str, str]
 
 @dataclass(slots=True)
 class CacheFolder:
-    """One compiler's cache. `source` is "environment" or "default". `files`, `bytes` and `newest_ns` (modification time,
+    """One compiler's cache. `source` is "environment" or "default". `files`, `bytes`, `newest_ns` (modification time,
     unix ns) are None where they could not be read; `complete` is False when the walk hit its bounds, and they are
     then lower bounds. `writable` says whether this user could write there (or create it). `disabled` says what turned
     the cache off, "" when it is on.

@@ -80,6 +80,17 @@ BOOKKEEPING = frozenset(
 )
 
 
+#: Operators that compute in a kernel of their own even where they first call others, to convert a number or to copy a
+#: bias: the products, and what torch builds on its TensorIterator.
+COMPUTES = frozenset(
+    "aten::" + name
+    for name in (
+        *("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "add", "add_", "sub", "sub_", "mul", "mul_", "div"),
+        *("div_", "pow", "pow_", "sum", "cumsum", "isin"),
+    )
+)
+
+
 @dataclass(slots=True)
 class Events:
     """Rows of one process. `thread` is the system's thread id of host rows; `shape` and `geometry` index their lists
@@ -243,15 +254,16 @@ def last_visible(names: Sequence[str], name: Ints, parent: Ints, counts: Mask) -
 
     It is, when nothing that `counts` lies below it but bookkeeping (a matrix product first asks its arguments whether
     they are conjugated: `aten::mm` has children, and still computes itself). Bookkeeping itself is, when nothing at
-    all lies below it.
+    all lies below it. Operators in `COMPUTES` always are.
     """
+    computes = np.fromiter((n in COMPUTES for n in names), np.bool_, len(names))[name]
     bookkeeping = np.fromiter((n in BOOKKEEPING for n in names), np.bool_, len(names))[name]
     has_any = np.zeros(len(name), np.bool_)
     has_work = np.zeros(len(name), np.bool_)
     inside = counts & (parent >= 0)
     has_any[parent[inside]] = True
     has_work[parent[inside & ~bookkeeping]] = True
-    return np.asarray(counts & np.where(bookkeeping, ~has_any, ~has_work), np.bool_)
+    return np.asarray(counts & (computes | np.where(bookkeeping, ~has_any, ~has_work)), np.bool_)
 
 
 @dataclass(slots=True)

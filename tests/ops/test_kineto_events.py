@@ -133,6 +133,13 @@ def test_a_product_is_the_last_visible_operator_though_it_asks_for_conjugates() 
         "aten::as_strided", "aten::mm", "aten::resolve_conj"]  # fmt: skip
 
 
+def test_a_product_that_first_copies_its_bias_still_computes_itself() -> None:
+    names = ["aten::linear", "aten::addmm", "aten::copy_", "aten::custom", "aten::empty"]
+    parent = np.array([-1, 0, 1, -1, 3])
+    seen = last_visible(names, np.arange(5), parent, np.ones(5, np.bool_))
+    assert [n for n, last in zip(names, seen, strict=True) if not last] == ["aten::linear"]
+
+
 def test_kernels_are_joined_to_their_launches() -> None:
     events = from_columns(
         columns(

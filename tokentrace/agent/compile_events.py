@@ -369,12 +369,12 @@ class JitGroup:
         self._variables: tuple[str, ...] = ()
         self._facts: dict[str, Any] | None = None
 
-    def enable(self, recorder: Any, options: Mapping[str, Any] | None = None) -> None:
+    def enable(self, emit: Any, options: Mapping[str, Any] | None = None) -> None:
         """Start watching; nothing happens when it watches already."""
         if self._watch is not None:
             return
         self._variables = tuple((options or {}).get("variables") or ())
-        self._watch = CompileWatch(recorder)
+        self._watch = CompileWatch(emit)
         self._watch.start()
 
     def disable(self) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 SLICE = 4096
 
-_COLUMNS = ("start_ns", "end_ns", "thread", "name", "kind", "device_type", "shape", "geometry", "correlation", "device",
-            "stream", "bytes")  # fmt: skip
+# Column -> array type code: 64 bits for times, ids and sizes, 32 for codes and small numbers.
+_COLUMNS = {"start_ns": "q", "end_ns": "q", "thread": "q", "name": "i", "kind": "b", "device_type": "b", "shape": "i",
+            "geometry": "i", "correlation": "q", "device": "i", "stream": "q", "bytes": "q"}  # fmt: skip
 
 
 class _Interner(dict[Any, int]):
@@ -30,7 +31,7 @@ def read(events: Any) -> tuple[dict[str, list[str]], dict[str, array[int]]]:
     repeat; shapes are JSON text.
     """
     codes = {name: _Interner() for name in ("names", "kinds", "device_types", "shapes", "geometries")}
-    columns: dict[str, array[int]] = {name: array("q") for name in _COLUMNS}
+    columns: dict[str, array[int]] = {name: array(code) for name, code in _COLUMNS.items()}
     kind = type(events[0]) if len(events) else None
     for chunk in _slices(events):
         _read_chunk(kind, chunk, columns, codes)

@@ -219,7 +219,7 @@ class OpsGroup:
         self._timer: threading.Timer | None = None
         self._finished: list[TorchProfiler] = []
 
-    def enable(self, recorder: Any, options: Mapping[str, Any] | None = None) -> None:
+    def enable(self, emit: Any, options: Mapping[str, Any] | None = None) -> None:
         """Start recording; nothing happens when it is recording already. Raises Unavailable."""
         if self._current is not None:
             return

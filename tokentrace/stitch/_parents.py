@@ -231,6 +231,7 @@ def _nest_thread(rows: list[int], start: list[int], end: list[int], within: list
     """`rows` in order of start, longest first. Records that overlap without nesting become siblings."""
     stack: list[int] = []
     depth: dict[int, int] = {}
+    limit = 2 * _LOOK_DOWN
     for row in rows:
         first, last = start[row], end[row]
         while stack:
@@ -239,8 +240,9 @@ def _nest_thread(rows: list[int], start: list[int], end: list[int], within: list
                 stack.pop()
             else:
                 break
-        if len(stack) > 2 * _LOOK_DOWN:
+        if len(stack) > limit:  # ended ones buried below others that overlap them
             stack = [open_ for open_ in stack if end[open_] > first]
+            limit = 2 * max(len(stack), _LOOK_DOWN)
         for open_ in reversed(stack[-_LOOK_DOWN:]):
             if last <= end[open_] or (last - end[open_] <= SLOP_NS and 2 * (end[open_] - first) >= last - first):
                 level = depth.get(open_, 0)

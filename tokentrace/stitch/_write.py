@@ -146,12 +146,19 @@ class PassWriter:
     def _link(self, links: list[tuple[int, Record]], records: Sequence[Record], row_of: list[int]) -> None:
         if not links:
             return
+        trace = self.trace
         keys = {r.key: row for r, row in zip(reversed(records), reversed(row_of), strict=True) if r.key}
         for row, record in links:
             found = [keys[key] for key in record.link_keys if keys.get(key, NONE) != NONE]
-            if found:
-                label = {JOIN: record.join or "correlation_id"}
-                self.trace.links[row] = [Link(self.trace.span_id[target], dict(label)) for target in found]
+            if not found:
+                continue
+            label = {JOIN: record.join or "correlation_id"}
+            trace.links[row] = [Link(trace.span_id[target], dict(label)) for target in found]
+            # What a device runs goes the way of the operator that launched it, not of the step that waits for it.
+            way = trace.direction[found[0]]
+            if not record.direction and record.layer <= 5 and way and way != trace.direction[row]:
+                trace.direction[row] = way
+                trace.set_attributes(row, {DIRECTION: way})
 
     def _count(self, records: Sequence[Record], placed: Placement, joins: dict[str, int], clamped_ns: int) -> None:
         counts = self.counts
