@@ -104,7 +104,8 @@ def _agent_steps(records: Sequence[Raw], context: ProbeContext) -> tuple[Stretch
     prompt = context.exchange.input_tokens if context.exchange is not None else None
     result: list[Stretch] = []
     seen = 0
-    for record in sorted(max(by_process.values(), key=lambda rows: len(rows)), key=lambda r: r.start_ns):
+    longest: list[Raw] = max(by_process.values(), key=len)
+    for record in sorted(longest, key=lambda r: r.start_ns):
         requests = record.data["reqs"]
         tokens = int(requests[rid] or 0)
         if not result:

@@ -29,7 +29,7 @@ def serve(body: bytes, size: int, content_type: str) -> tuple[str, threading.Thr
             while b"\r\n\r\n" not in got:
                 got += connection.recv(65536)
             head, _, rest = got.partition(b"\r\n\r\n")
-            length = int([x for x in head.lower().split(b"\r\n") if x.startswith(b"content-length")][0].split(b":")[1])
+            length = int(next(x for x in head.lower().split(b"\r\n") if x.startswith(b"content-length")).split(b":")[1])
             while len(rest) < length:
                 rest += connection.recv(65536)
             connection.sendall(

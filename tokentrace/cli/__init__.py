@@ -7,8 +7,8 @@ import sys
 
 import click
 
-from tokentrace.version import __version__
 from tokentrace.errors import TokentraceError
+from tokentrace.version import __version__
 
 #: name -> (module, object, one line of help). The help stands here so that `tokentrace --help` imports no command.
 COMMANDS: dict[str, tuple[str, str]] = {

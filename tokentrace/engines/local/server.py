@@ -84,8 +84,8 @@ def run(folder: ModelFolder, listener: socket.socket, options: Options, report: 
     gc.collect()
     gc.freeze()  # the model's objects live as long as the process: later collections need not look at them
     engine.start()
-    from tokentrace.version import __version__
     from tokentrace.engines.local.api import Api
+    from tokentrace.version import __version__
 
     asyncio.run(_serve(Api(engine, tokenizer, __version__), listener, report))
     stopped = engine.stop(timeout_s=SHUTDOWN_S)
