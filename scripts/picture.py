@@ -1,0 +1,30 @@
+"""Draws the report of a saved run as SVG: `python scripts/picture.py [RUN] -o docs/run.svg`."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from tokentrace import emit, report, runs
+from tokentrace.emit.terminal import print_report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", nargs="?")
+    parser.add_argument("-o", "--out", default="docs/run.svg")
+    given = parser.parse_args()
+    path = runs.find(given.run)
+    whole = path.with_name(runs.DETAIL)
+    built = report.build(emit.load(whole if whole.is_file() else path))
+    console = Console(record=True, width=112, force_terminal=True, file=io.StringIO(), highlight=False)
+    console.print(f'$ tokentrace run "Hi"\n{built.reply}')
+    print_report(built, console)
+    Path(given.out).write_text(console.export_svg(title="tokentrace"), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
