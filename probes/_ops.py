@@ -88,8 +88,7 @@ def events(context: ProbeContext, known: Sequence[Step], state: LayerState) -> l
     window = (exchange.start_ns, exchange.end_ns) if exchange is not None and exchange.end_ns else None
     found, problems = [], []
     for columns in agent.columns(GROUP):
-        if columns.header.get("problem"):
-            problems.append(str(columns.header["problem"]))
+        problems += [str(columns.header[name]) for name in ("problem", "limited") if columns.header.get(name)]
         foreign = [s for s in known if s.process == columns.process and not s.ours]
         others = (np.array([s.start_ns for s in foreign], np.int64), np.array([s.end_ns for s in foreign], np.int64))
         part = _kineto.from_columns(columns, window, others)
@@ -104,8 +103,8 @@ def events(context: ProbeContext, known: Sequence[Step], state: LayerState) -> l
 
 
 def _cost(part: Events) -> dict[str, Any]:
-    kept = ("torch", "activities", "events", "steps", "prepare_cost_ns", "start_cost_ns", "stop_cost_ns",
-            "read_cost_ns", "started_between_steps", "stopped_between_steps")  # fmt: skip
+    kept = ("torch", "activities", "events", "steps", "recorded_steps", "prepare_cost_ns", "start_cost_ns",
+            "stop_cost_ns", "read_cost_ns", "started_between_steps", "stopped_between_steps")  # fmt: skip
     return {**{name: part.header[name] for name in kept if name in part.header}, "outside_request": part.outside}
 
 

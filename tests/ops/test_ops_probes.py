@@ -163,6 +163,12 @@ def test_the_profiler_is_stopped_and_its_cost_told() -> None:
     ]
 
 
+def test_a_recording_of_some_steps_only_says_so() -> None:
+    probe = KernelProbe()
+    collect(probe, Answering([columns(LINEAR, limited="the profiler recorded the first 2 steps only")]))
+    assert probe.state.reason.startswith("the profiler recorded the first 2 steps only; eager mode")
+
+
 @pytest.mark.parametrize("probe", [OperatorProfilerProbe, KernelProbe])
 def test_reasons_for_seeing_nothing(probe: Any) -> None:
     with pytest.raises(ProbeUnavailable, match="inside the server's process"):
