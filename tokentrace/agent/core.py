@@ -101,7 +101,7 @@ _KNOWN: dict[str, tuple[tuple[str, str], ...]] = {
     "http": (("tokentrace.engines.local.api", "local_hooks:HttpGroup"),),
     "tokenizer": (("tokentrace.engines.local.tokenizer", "local_hooks:TokenizerGroup"),),
     "engine": ((_CB, "batching_hooks:EngineGroup"),),
-    "model": ((_CB, "batching_hooks:ModelGroup"),),
+    "model": ((_CB, "model_hooks:ModelGroup"),),
     "modules": ((_CB, "module_hooks:ModulesGroup"),),
     "ops": (("torch", "profile:OpsGroup"),),
     "jit": (("", "compile_events:JitGroup"),),

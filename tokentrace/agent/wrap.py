@@ -11,11 +11,11 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from time import time_ns
 from typing import Any
 
-from tokentrace.agent.core import GroupUnavailable
+from tokentrace.agent.core import Emit, GroupUnavailable
 
 STRIKES = 3
 _ABSENT = object()
@@ -359,3 +359,40 @@ def _told(hook: Hook, index: int, value: Any) -> None:
 
 
 _WRAPPERS = {"sync": _sync, "async": _async, "generator": _generator, "async generator": _async_generator}
+
+
+class HookGroup:
+    """A group made of hooks: a subclass says which (`hooks`) and which it cannot do without (`needed`, targets)."""
+
+    needed: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.emit: Emit = _nowhere
+        self.options: Mapping[str, Any] = {}
+        self.missing: list[str] = []
+        self._hooks: list[Hook] = []
+
+    def hooks(self) -> list[Hook]:
+        raise NotImplementedError
+
+    def enable(self, recorder: Emit, options: Mapping[str, Any] | None = None) -> None:
+        """Install the hooks. Raises GroupUnavailable when a needed one is not there."""
+        if self._hooks:
+            return
+        self.emit, self.options = recorder, options or {}
+        hooks = self.hooks()
+        self.missing = install_all(hooks, needed=self.needed)
+        self._hooks = hooks
+
+    def disable(self) -> None:
+        """Put every function back. A call that is under way still writes its record when it ends."""
+        hooks, self._hooks = self._hooks, []
+        for hook in reversed(hooks):
+            hook.restore()
+
+    def facts(self) -> dict[str, Any]:
+        return {"missing": self.missing}
+
+
+def _nowhere(name: str, start_ns: int, end_ns: int, thread: int, data: dict[str, Any]) -> None:
+    """Where records go before a group was ever switched on."""
