@@ -177,8 +177,10 @@ def test_reasons_for_seeing_nothing(probe: Any) -> None:
     light.deep = False
     with pytest.raises(ProbeUnavailable, match="deep pass"):
         probe().arm(light)
-    with pytest.raises(ProbeUnavailable, match="recorded no operator"):
+    with pytest.raises(ProbeUnavailable, match="no recording came"):
         probe().collect(context(Answering()))
+    with pytest.raises(ProbeUnavailable, match="recorded no operator"):
+        probe().collect(context(Answering([columns(LINEAR)]), start_ns=5000, end_ns=6000))
     broken = Answering([columns([], problem="the profiler did not stop cleanly: CUPTI")])
     with pytest.raises(ProbeUnavailable, match="CUPTI"):
         probe().collect(context(broken))
