@@ -15,6 +15,7 @@ from tokentrace.probes._kineto import Events, Ints, Mask
 GROUP = "ops"
 FIX_AGENT = "trace a server of this machine with the agent in it: tokentrace run without --url, or tokentrace attach"
 _NO_EVENTS = "the profiler ran and recorded no operator of this request"
+_NO_RECORDING = "no recording came from the profiler"
 
 
 @dataclass(slots=True)
@@ -87,9 +88,9 @@ def events(context: ProbeContext, known: Sequence[Step], state: LayerState) -> l
     exchange = context.exchange
     window = (exchange.start_ns, exchange.end_ns) if exchange is not None and exchange.end_ns else None
     found, problems = [], []
-    for columns in agent.columns(GROUP):
-        if columns.header.get("problem"):
-            problems.append(str(columns.header["problem"]))
+    recordings = agent.columns(GROUP)
+    for columns in recordings:
+        problems += [str(columns.header[name]) for name in ("problem", "limited") if columns.header.get(name)]
         foreign = [s for s in known if s.process == columns.process and not s.ours]
         others = (np.array([s.start_ns for s in foreign], np.int64), np.array([s.end_ns for s in foreign], np.int64))
         part = _kineto.from_columns(columns, window, others)
@@ -97,15 +98,16 @@ def events(context: ProbeContext, known: Sequence[Step], state: LayerState) -> l
         if len(part):
             found.append(part)
     if not found:
-        raise ProbeUnavailable("; ".join(problems) or _NO_EVENTS, fix="run the request again", layer=state.layer)
+        nothing = _NO_EVENTS if recordings else _NO_RECORDING
+        raise ProbeUnavailable("; ".join(problems) or nothing, fix="run the request again", layer=state.layer)
     if problems:
         state.reason = "; ".join(problems)
     return found
 
 
 def _cost(part: Events) -> dict[str, Any]:
-    kept = ("torch", "activities", "events", "steps", "prepare_cost_ns", "start_cost_ns", "stop_cost_ns",
-            "read_cost_ns", "started_between_steps", "stopped_between_steps")  # fmt: skip
+    kept = ("torch", "activities", "events", "steps", "recorded_steps", "prepare_cost_ns", "start_cost_ns",
+            "stop_cost_ns", "read_cost_ns", "started_between_steps", "stopped_between_steps")  # fmt: skip
     return {**{name: part.header[name] for name in kept if name in part.header}, "outside_request": part.outside}
 
 

@@ -45,9 +45,8 @@ class TensorProbe:
         agent = context.need_agent(FIX)
         exchange = context.exchange
         window = (exchange.start_ns, exchange.end_ns) if exchange and exchange.end_ns else (0, 1 << 63)
-        steps = [s for s in agent.records("engine") if s.name == "step"]
         records = [
-            _step_part(raw, steps, context.request_id)
+            _step_part(raw, context.request_id)
             for raw in agent.records("model")
             if window[0] <= raw.start_ns <= window[1]
         ]
@@ -58,7 +57,7 @@ class TensorProbe:
         return records
 
 
-def _step_part(raw: Raw, steps: list[Raw], rid: str) -> Record:
+def _step_part(raw: Raw, rid: str) -> Record:
     data = raw.data
     device = data.get("device", "")
     if raw.name == "forward":
@@ -75,16 +74,16 @@ def _step_part(raw: Raw, steps: list[Raw], rid: str) -> Record:
         }
         way = DOWN
     else:
-        sampled = [s.data["ids"].get(rid) for s in steps if s.start_ns <= raw.start_ns <= s.end_ns]
+        sampled = (data.get("ids") or {}).get(rid)
         attributes = {
             "code.function.name": "ModelRunner._sample",
             "tokentrace.tensor.in_shape": _shape(data.get("shape")),
             "tokentrace.tensor.dtype": data.get("dtype", ""),
             "tokentrace.form.in": f"logits{_shape(data.get('shape'))}",
         }
-        if sampled and sampled[0] is not None:
-            attributes["tokentrace.token.id"] = sampled[0]
-            attributes["tokentrace.form.out"] = str(sampled[0])
+        if sampled is not None:
+            attributes["tokentrace.token.id"] = sampled
+            attributes["tokentrace.form.out"] = str(sampled)
         way = UP
     return Record(raw.name, LAYER, raw.start_ns, raw.end_ns, attributes, way, raw.process, raw.thread, join="time")
 

@@ -168,7 +168,7 @@ def _one_pass(ask: Ask, endpoint: Endpoint, context: ProbeContext, trace_id: int
         for probe in armed:
             probe.disarm()
     if context.agent is not None and isinstance(context.agent, AgentClient):
-        context.agent.end_pass()
+        context.agent.end_pass(context.exchange.response_id)
         context.request_id = _request_id(context)
     records: list[Record] = []
     for probe in armed:

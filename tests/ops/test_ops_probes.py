@@ -163,6 +163,12 @@ def test_the_profiler_is_stopped_and_its_cost_told() -> None:
     ]
 
 
+def test_a_recording_of_some_steps_only_says_so() -> None:
+    probe = KernelProbe()
+    collect(probe, Answering([columns(LINEAR, limited="the profiler recorded the first 2 steps only")]))
+    assert probe.state.reason.startswith("the profiler recorded the first 2 steps only; eager mode")
+
+
 @pytest.mark.parametrize("probe", [OperatorProfilerProbe, KernelProbe])
 def test_reasons_for_seeing_nothing(probe: Any) -> None:
     with pytest.raises(ProbeUnavailable, match="inside the server's process"):
@@ -171,8 +177,10 @@ def test_reasons_for_seeing_nothing(probe: Any) -> None:
     light.deep = False
     with pytest.raises(ProbeUnavailable, match="deep pass"):
         probe().arm(light)
-    with pytest.raises(ProbeUnavailable, match="recorded no operator"):
+    with pytest.raises(ProbeUnavailable, match="no recording came"):
         probe().collect(context(Answering()))
+    with pytest.raises(ProbeUnavailable, match="recorded no operator"):
+        probe().collect(context(Answering([columns(LINEAR)]), start_ns=5000, end_ns=6000))
     broken = Answering([columns([], problem="the profiler did not stop cleanly: CUPTI")])
     with pytest.raises(ProbeUnavailable, match="CUPTI"):
         probe().collect(context(broken))

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from ops_support import Answering, context
 
-from tokentrace.agent.profile import OpsGroup, Unavailable
+from tokentrace.agent.core import GroupUnavailable
+from tokentrace.agent.profile import OpsGroup
 from tokentrace.probe import Columns
 from tokentrace.probes.kernel import EAGER, KernelProbe
 from tokentrace.probes.operator_profiler import OperatorProfilerProbe
@@ -134,8 +135,22 @@ def test_recording_ends_after_the_steps_asked_for(engine: Engine) -> None:
     group.disable()
     ((header, blobs),) = group.bulk()
     names = as_columns(header, blobs).arrays["name"]
-    assert header["steps"] == 2
+    assert (header["steps"], header["recorded_steps"]) == (6, 2)
+    assert header["limited"] == "the profiler recorded the first 2 steps only"
     assert int((names == header["names"].index("aten::linear")).sum()) == 4
+
+
+def test_recording_ends_after_the_time_asked_for(engine: Engine) -> None:
+    group = OpsGroup()
+    group.enable(emit, {**STEP, "max_seconds": 0.2})
+    engine.run(1)
+    time.sleep(0.6)
+    engine.run(3)
+    group.disable()
+    ((header, blobs),) = group.bulk()
+    names = as_columns(header, blobs).arrays["name"]
+    assert "0.2 s only" in header["limited"] and header["steps"] == 4
+    assert int((names == header["names"].index("aten::linear")).sum()) == 2
 
 
 def test_it_can_be_switched_on_again(engine: Engine) -> None:
@@ -152,7 +167,7 @@ def test_another_profiler_in_the_process_is_respected(engine: Engine) -> None:
 
     with profile(activities=[ProfilerActivity.CPU]) as theirs:
         group = OpsGroup()
-        with pytest.raises(Unavailable, match="another torch profiler") as caught:
+        with pytest.raises(GroupUnavailable, match="another torch profiler") as caught:
             group.enable(emit, STEP)
         assert caught.value.fix
         torch.ones(3).add(1)
@@ -163,11 +178,11 @@ def test_another_profiler_in_the_process_is_respected(engine: Engine) -> None:
 
 def test_a_torch_with_another_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(sys.modules["torch.autograd.profiler"].profile, "_start_trace")
-    with pytest.raises(Unavailable, match=r"torch 2\..*another profiler interface"):
+    with pytest.raises(GroupUnavailable, match=r"torch 2\..*another profiler interface"):
         OpsGroup().enable(emit, STEP)
 
 
 def test_a_process_without_torch_has_no_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch")
-    with pytest.raises(Unavailable, match="not loaded"):
+    with pytest.raises(GroupUnavailable, match="not loaded"):
         OpsGroup().enable(emit, STEP)

@@ -1,19 +1,72 @@
-"""The part that runs inside a serving process. It records and hands over; standard library only.
+"""Agent: the part that runs inside a serving process. Standard library only.
 
-    core     the buffer, and the groups of hooks that can be switched on and off
-    wrap     replaces functions and puts the identical objects back
-    control  a private unix socket: one tokentrace process at a time asks, switches and drains
-    local_hooks, local_engine_hooks, modules, profile, compile_events   the groups
-
-Nothing is wrapped and nothing costs anything until somebody connects and switches a group on; when that somebody goes
-away, however it happened, everything is put back.
+`start` opens a private socket and does nothing else until somebody connects to it. From then on the groups that are
+asked for wrap functions of the engine (or start a profiler), write down what happens, and hand it over; see `control`
+for the conversation and `core` for the records.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokentrace.agent.core import AgentError, Emit, GroupUnavailable, Recorder, register_group
+
+if TYPE_CHECKING:
+    from tokentrace.agent.control import Server
+
+__all__ = ["AgentError", "Emit", "GroupUnavailable", "Recorder", "register_group", "running", "start"]
+
+_server: Server | None = None
+_template = ""
+_watching_forks = False
+
 
 def start(socket_path: str) -> None:
-    """Listen on `socket_path` (its folder must be private) in a daemon thread. Raises OSError when it cannot."""
-    from tokentrace.agent.control import Control
+    """Open the control socket of this process, on a thread of its own.
 
-    Control(socket_path).start()
+    `{pid}` in the path becomes the process's number; then children that this process forks open one of their own,
+    without it they have none. Nothing happens when it is open already. Raises AgentError.
+    """
+    global _server, _template, _watching_forks
+    path = socket_path.replace("{pid}", str(os.getpid()))
+    if _server is not None and _server.pid == os.getpid():
+        if _server.path != path:
+            raise AgentError(f"the agent listens on {_server.path} already", "use that one")
+        return
+    from tokentrace.agent.control import Server
+
+    server = Server(path)
+    server.start()
+    _server, _template = server, socket_path
+    if not _watching_forks:
+        import atexit
+
+        _watching_forks = True
+        os.register_at_fork(after_in_child=_after_fork)
+        atexit.register(_remove_socket)
+
+
+def running() -> Server | None:
+    """The agent of this process, if it was started."""
+    return _server if _server is not None and _server.pid == os.getpid() else None
+
+
+def _after_fork() -> None:
+    """A forked child has the parent's wrappers and none of its threads."""
+    global _server
+    server, _server = _server, None
+    if server is None:
+        return
+    server.abandon()
+    if "{pid}" in _template:
+        with contextlib.suppress(Exception):  # the child must go on whatever becomes of its agent
+            start(_template)
+
+
+def _remove_socket() -> None:
+    if _server is not None and _server.pid == os.getpid():
+        with contextlib.suppress(OSError):
+            Path(_server.path).unlink()

@@ -1,116 +1,356 @@
-"""The control socket: one tokentrace process of the same user asks, switches groups, and drains.
+"""The private socket through which one tokentrace process switches the groups on and gets what they recorded.
 
-Commands: facts, clock, enable {group, options}, disable {group}, drain. Every answer is one frame, but drain: a frame
-with the records, then one for each block of columns. The end of the connection switches everything off.
+A unix socket (mode 0600 in a folder of mode 0700); the peer's uid is checked; one client at a time, a second one is
+told who is there. Everything happens on one daemon thread, which sleeps as long as nobody is connected. While a group
+is on, records leave every `PUSH_S`, so that a process that is killed takes little with it. When the client goes away,
+in whatever manner, all groups are switched off and what they hold is forgotten.
+
+A frame is two big-endian 32-bit lengths, then the header (JSON) and a blob of those lengths. The client sends
+`{"id": n, "cmd": …}` and gets `{"id": n, "ok": true, …}` or `{"id": n, "ok": false, "reason": …, "fix": …}`; between
+them arrive `{"push": "records", "rows": [[group, name, start_ns, end_ns, thread, data], …]}` and
+`{"push": "columns", "group": …, "header": …, "arrays": [[name, type code, bytes], …]}` with the arrays in the blob.
+
+    hello, facts            what this process is
+    clock                   its time
+    enable group options    disable group
+    mark                    forget what is here: a new pass begins
+    drain                   send what is left, columns too; says what is still open
+    stop                    switch everything off
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import select
 import socket
+import stat
 import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tokentrace.agent.core import Groups, Recorder
-from tokentrace.agent.wire import Closed, receive, send
+from tokentrace.agent import core, wrap
+from tokentrace.agent.core import AgentError, Group, Recorder
 
-_CREDENTIALS = struct.Struct("3i")
+PROTOCOL = 1
+PUSH_S = 0.05
+#: A client that does not read for this long is taken for gone.
+SEND_S = 2.0
+#: Records in one piece of JSON: the interpreter is held for about a millisecond.
+CHUNK = 200
+_HEAD = struct.Struct("!II")
+_MAX_REQUEST = 1 << 20
+_PEER = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
-class Control:
-    """The listening side. `start` returns once the socket is there."""
+class _Gone(Exception):
+    """The client has gone away, or does not follow."""
+
+
+class Server:
+    """The agent of one process. `start` opens the socket and returns."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
-        self._recorder = Recorder()
-        self._groups = Groups(self._recorder)
-        self._busy = threading.Lock()
+        self.path = path
+        self.recorder = Recorder()
+        self.groups: dict[str, Group] = {}
+        self.on: set[str] = set()
+        self.pid = os.getpid()
+        self._client: socket.socket | None = None
+        self._client_pid = 0
+        self._buffer = bytearray()
+        self._listener = _listen(path)
+        self._commands: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "hello": self._facts,
+            "facts": self._facts,
+            "clock": lambda request: {"time_ns": time.time_ns()},
+            "enable": self._enable,
+            "disable": self._disable,
+            "mark": self._mark,
+            "drain": self._drain,
+            "stop": self._stop,
+        }
 
     def start(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            Path(self._path).unlink()
-        listener = socket.socket(socket.AF_UNIX)
-        before = os.umask(0o177)  # the socket is 0600 from its first moment
-        try:
-            listener.bind(self._path)
-        finally:
-            os.umask(before)
-        listener.listen(4)
-        threading.Thread(target=self._accept, args=(listener,), name="tokentrace-agent", daemon=True).start()
+        threading.Thread(target=self._run, name="tokentrace-agent", daemon=True).start()
 
-    def _accept(self, listener: socket.socket) -> None:
+    def abandon(self) -> None:
+        """In a forked child: the sockets are the parent's. Put the functions back and forget everything."""
+        for held in (self._client, self._listener):
+            if held is not None:
+                held.close()
+        self._client = None
+        for name in sorted(self.on):
+            with contextlib.suppress(Exception):
+                self.groups[name].disable()
+        self._forget()
+
+    def _run(self) -> None:
+        listener = self._listener
         while True:
+            client = self._client
+            waiting = [listener] if client is None else [listener, client]
+            timeout = PUSH_S if client is not None and self.on else None
             try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(connection,), name="tokentrace-agent", daemon=True).start()
+                ready = select.select(waiting, [], [], timeout)[0]
+                if listener in ready:
+                    self._accept()
+                if client is not None and client in ready:
+                    self._read(client)
+                if self._client is not None and self.on:
+                    self._push()
+            except _Gone:
+                self._drop()
+            except Exception as error:  # noqa: BLE001 - the thread must live on, and nobody else hears of it
+                wrap.note_fault("agent", error, True)
+                self._drop()
+                if listener.fileno() < 0:
+                    return
+                time.sleep(0.1)
 
-    def _serve(self, connection: socket.socket) -> None:
-        with connection:
-            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            if _CREDENTIALS.unpack(peer)[1] != os.getuid():
-                return
-            if not self._busy.acquire(blocking=False):
-                with contextlib.suppress(OSError):
-                    send(connection, {"error": "another tokentrace is attached to this process", "fix": "end it first"})
-                return
-            try:
-                self._recorder.clear()
-                while True:
-                    request, _ = receive(connection)
-                    self._answer(connection, request)
-            except (Closed, OSError):
-                pass
-            finally:
-                self._groups.disable_all()
-                self._groups.bulk()
-                self._recorder.clear()
-                self._busy.release()
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        connection.settimeout(SEND_S)
+        pid, uid = _peer(connection)
+        reason = ""
+        if uid not in (-1, os.geteuid()):
+            reason = f"this agent belongs to user {os.geteuid()}, you are {uid}"
+        elif self._client is not None and not self._gone_quietly():
+            reason = f"another tokentrace (process {self._client_pid}) is connected to this process"
+        if reason:
+            fix = "end that one first" if uid in (-1, os.geteuid()) else "run tokentrace as that user"
+            with contextlib.suppress(OSError, _Gone):
+                _send(connection, {"refused": reason, "fix": fix})
+            connection.close()
+            return
+        self._client, self._client_pid = connection, pid
+        self._buffer.clear()
 
-    def _answer(self, connection: socket.socket, request: dict[str, Any]) -> None:
-        command = request.get("cmd")
+    def _gone_quietly(self) -> bool:
+        """Whether the client at hand has closed its end, which may arrive together with its successor."""
+        assert self._client is not None
         try:
-            if command == "clock":
-                send(connection, {"time_ns": time.time_ns()})
-            elif command == "facts":
-                send(connection, {"facts": _facts(), "errors": self._groups.errors()})
-            elif command == "enable":
-                self._groups.enable(str(request.get("group")), request.get("options"))
-                send(connection, {"ok": True})
-            elif command == "disable":
-                self._groups.disable(str(request.get("group")))
-                send(connection, {"ok": True})
-            elif command == "drain":
-                self._drain(connection)
-            else:
-                send(connection, {"error": f"unknown command {command!r}", "fix": "use the same tokentrace everywhere"})
+            if select.select([self._client], [], [], 0)[0] and not self._client.recv(1, socket.MSG_PEEK):
+                self._drop()
         except OSError:
+            self._drop()
+        return self._client is None
+
+    def _read(self, client: socket.socket) -> None:
+        try:
+            data = client.recv(1 << 16)
+        except OSError as error:
+            raise _Gone from error
+        if not data:
+            raise _Gone
+        self._buffer += data
+        while len(self._buffer) >= _HEAD.size:
+            size, blob = _HEAD.unpack_from(self._buffer)
+            if size + blob > _MAX_REQUEST:
+                raise _Gone
+            end = _HEAD.size + size + blob
+            if len(self._buffer) < end:
+                return
+            request = json.loads(bytes(self._buffer[_HEAD.size : _HEAD.size + size]))
+            del self._buffer[:end]
+            self._answer(client, request)
+
+    def _answer(self, client: socket.socket, request: dict[str, Any]) -> None:
+        answer: dict[str, Any]
+        try:
+            command = self._commands.get(str(request.get("cmd")))
+            if command is None:
+                raise core.GroupUnavailable(f"the agent knows no command {request.get('cmd')!r}")
+            answer = {"ok": True, **command(request)}
+        except _Gone:
             raise
-        except Exception as error:  # noqa: BLE001 - answered, never raised into the host
-            reason = str(error) or type(error).__name__
-            send(connection, {"error": reason, "fix": str(getattr(error, "fix", ""))})
+        except Exception as error:  # noqa: BLE001 - told to the client, which may go on with other groups
+            told = str(error) or type(error).__name__
+            plain = hasattr(error, "fix")
+            answer = {
+                "ok": False,
+                "reason": told if plain else f"{type(error).__name__}: {told}",
+                "fix": str(getattr(error, "fix", "")),
+            }
+        _send(client, {"id": request.get("id"), **answer})
 
-    def _drain(self, connection: socket.socket) -> None:
-        bulk = self._groups.bulk()
-        records = self._recorder.take()
-        send(connection, {"records": records, "dropped": self._recorder.dropped, "blocks": len(bulk)})
-        for group, header, columns in bulk:
-            layout = [[name, code, len(data)] for name, (code, data) in columns.items()]
-            blob = b"".join(data for _, data in columns.values())
-            send(connection, {"group": group, "header": header, "columns": layout}, blob)
+    # --- commands
+
+    def _facts(self, request: dict[str, Any]) -> dict[str, Any]:
+        told: dict[str, Any] = {
+            "protocol": PROTOCOL,
+            "pid": self.pid,
+            "python": sys.version.split()[0],
+            "groups": core.group_names(),
+            "on": sorted(self.on),
+            "dropped": self.recorder.dropped,
+            "faults": list(wrap.faults),
+            "time_ns": time.time_ns(),
+        }
+        told["agent"] = {name: facts() for name, one in self.groups.items() if (facts := getattr(one, "facts", None))}
+        engine = sys.modules.get("tokentrace.engines.local.engine")
+        running = engine.current() if engine is not None and hasattr(engine, "current") else None
+        if running is not None:
+            told.update(running.facts())
+        return {"facts": told}
+
+    def _enable(self, request: dict[str, Any]) -> dict[str, Any]:
+        name = str(request.get("group"))
+        if name not in self.groups:
+            self.groups[name] = core.make_group(name)
+        self.groups[name].enable(self.recorder.emitter(name), request.get("options") or {})
+        self.on.add(name)
+        return {}
+
+    def _disable(self, request: dict[str, Any]) -> dict[str, Any]:
+        name = str(request.get("group"))
+        if name in self.on:
+            self.on.discard(name)
+            self.groups[name].disable()
+        return {}
+
+    def _mark(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.recorder.clear()
+        for one in self.groups.values():
+            for _ in _bulk(one):
+                pass
+        return {"time_ns": time.time_ns()}
+
+    def _drain(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Records always; with "columns" also those of groups that are off by now or have no recording running."""
+        assert self._client is not None
+        self._push()
+        if request.get("columns"):
+            for name, one in self.groups.items():
+                for header, arrays in _bulk(one):
+                    listed = [[column, code, len(data)] for column, (code, data) in arrays.items()]
+                    blob = b"".join(data for _, data in arrays.values())
+                    _send(self._client, {"push": "columns", "group": name, "header": header, "arrays": listed}, blob)
+        waiting = [f"{name}:{what}" for name, one in self.groups.items() for what in _open(one)]
+        return {"dropped": self.recorder.dropped, "open": waiting, "on": sorted(self.on), "faults": list(wrap.faults)}
+
+    def _stop(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._all_off()
+        return {}
+
+    # --- records
+
+    def _push(self) -> None:
+        assert self._client is not None
+        while rows := self.recorder.take(CHUNK):
+            _send(self._client, {"push": "records", "rows": rows})
+            if len(rows) < CHUNK:
+                return
+            time.sleep(0)  # lets the host's threads have the interpreter
+
+    def _drop(self) -> None:
+        """The client has gone: everything off, everything forgotten."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+        self._buffer.clear()
+        self._all_off()
+        self._forget()
+
+    def _all_off(self) -> None:
+        for name in sorted(self.on):
+            try:
+                self.groups[name].disable()
+            except Exception as error:  # noqa: BLE001 - the others must be put back all the same
+                wrap.note_fault(name, error, True)
+        self.on.clear()
+
+    def _forget(self) -> None:
+        self.groups.clear()
+        self.on.clear()
+        self.recorder.clear()
+        wrap.faults.clear()
 
 
-def _facts() -> dict[str, Any]:
-    """What this process says of itself; the local engine says more than Python does."""
-    facts: dict[str, Any] = {"pid": os.getpid(), "python": sys.version.split()[0]}
-    module = sys.modules.get("tokentrace.engines.local.engine")
-    engine = module.current() if module is not None else None
-    if engine is not None:
-        facts.update(engine.facts())
-    return facts
+def _bulk(group: Group) -> list[core.Bulk]:
+    bulk = getattr(group, "bulk", None)
+    return list(bulk()) if bulk is not None else []
+
+
+def _open(group: Group) -> list[str]:
+    waiting = getattr(group, "open", None)
+    return list(waiting()) if waiting is not None else []
+
+
+def _send(connection: socket.socket, header: dict[str, Any], blob: bytes = b"") -> None:
+    text = json.dumps(header, default=_plain, separators=(",", ":")).encode("utf-8", "replace")
+    try:
+        connection.sendall(_HEAD.pack(len(text), len(blob)) + text)
+        if blob:
+            connection.sendall(blob)
+    except OSError as error:
+        raise _Gone from error
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no type for: numbers of other libraries as numbers, sets as lists, the rest as text."""
+    if isinstance(value, (set, frozenset, bytes, bytearray)):
+        return sorted(value, key=str) if isinstance(value, (set, frozenset)) else value.decode("utf-8", "replace")
+    index = getattr(value, "__index__", None)
+    if index is not None:
+        with contextlib.suppress(Exception):
+            return index()
+    return str(value)
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of the other end as the kernel knows them; -1 where the system cannot say, and the file's mode
+    alone keeps others out."""
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return -1, -1
+    pid, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, option, _PEER.size))
+    return pid, uid
+
+
+def _listen(path: str) -> socket.socket:
+    """A listening socket of mode 0600 in a folder of mode 0700. Raises AgentError."""
+    file = Path(path)
+    folder = file.parent
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = folder.stat()
+    except OSError as error:
+        raise AgentError(f"{folder} cannot be made: {error.strerror}", "choose another folder") from error
+    if state.st_uid != os.geteuid() or stat.S_IMODE(state.st_mode) & 0o077:
+        raise AgentError(f"{folder} is open to other users", f"chmod 700 {folder}, or choose another folder")
+    if file.exists():
+        _remove_stale(file)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listener.bind(path)
+        file.chmod(0o600)
+        listener.listen(4)
+    except OSError as error:
+        listener.close()
+        raise AgentError(
+            f"the socket {path} cannot be made: {error}", "use a shorter path in a folder of yours"
+        ) from error
+    finally:
+        os.umask(before)
+    return listener
+
+
+def _remove_stale(file: Path) -> None:
+    """A socket that nobody listens on is a dead process's; a live one stays."""
+    if not stat.S_ISSOCK(file.lstat().st_mode):
+        raise AgentError(f"{file} is there and is no socket", "choose another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(file))
+        except OSError:
+            file.unlink(missing_ok=True)
+            return
+    raise AgentError(f"another process listens on {file}", "choose another path")

@@ -1,110 +1,136 @@
-"""What was seen, in one bounded list, and the groups of hooks that write to it."""
+"""What the agent writes down, and the register of what it can write down.
+
+A record is one tuple in one list of the process: (group, name, start_ns, end_ns, thread, data), times in unix ns from
+`time.time_ns`, `thread` the system's thread id. `list.append` is atomic, so the threads of the host never wait for
+each other or for us. The list is bounded: beyond `limit`, records are counted instead of kept.
+
+A group is something that can be switched on and off by name ("http", "engine", …). Its class is found only when the
+group is asked for, so that an agent that nobody talks to has imported nothing.
+"""
 
 from __future__ import annotations
 
-import importlib
-import threading
+import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from importlib import import_module
+from typing import Any, Protocol
 
-#: name -> "module:Class"; imported when the group is first switched on.
-GROUPS: dict[str, str] = {
-    "http": "tokentrace.agent.local_hooks:HttpGroup",
-    "tokenizer": "tokentrace.agent.local_hooks:TokenizerGroup",
-    "engine": "tokentrace.agent.local_engine_hooks:EngineGroup",
-    "model": "tokentrace.agent.local_engine_hooks:ModelGroup",
-    "modules": "tokentrace.agent.modules:ModulesGroup",
-    "ops": "tokentrace.agent.profile:OpsGroup",
-    "jit": "tokentrace.agent.compile_events:JitGroup",
-}
-MAX_RECORDS = 1_000_000
-
-#: (name, start_ns, end_ns, native thread id, data)
+#: (name, start_ns, end_ns, system thread id, data) -> None: writes one record of one group. Never raises.
 Emit = Callable[[str, int, int, int, dict[str, Any]], None]
+Row = tuple[str, str, int, int, int, dict[str, Any]]
+#: (header, {name: (type code of `array.array`, bytes)}), all arrays of one length.
+Bulk = tuple[dict[str, Any], dict[str, tuple[str, bytes]]]
+
+LIMIT = 200_000
 
 
-class GroupUnavailable(Exception):
-    """A group cannot run in this process. The message says why, `.fix` what would help."""
+class AgentError(Exception):
+    """The agent cannot start. The message says why, `.fix` what would help."""
 
     def __init__(self, message: str, fix: str = "") -> None:
         super().__init__(message)
         self.fix = fix
 
 
-class Recorder:
-    """The buffer. `list.append` is atomic under the GIL, so that hooks on several threads need no lock."""
+class GroupUnavailable(Exception):
+    """A group cannot be switched on in this process. The message says why, `.fix` what would help."""
 
-    def __init__(self) -> None:
-        self._records: list[tuple[str, str, int, int, int, dict[str, Any]]] = []
-        self.dropped = 0
+    def __init__(self, reason: str, fix: str = "") -> None:
+        super().__init__(reason)
+        self.fix = fix
+
+
+class Recorder:
+    """The records of this process that have not been handed over yet."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.limit = limit
+        self.dropped = 0  # records that found no room
+        self._rows: list[Row] = []
 
     def emitter(self, group: str) -> Emit:
-        """The function a group's hooks call."""
+        """The function with which one group writes its records."""
+        rows, append, limit = self._rows, self._rows.append, self.limit
 
         def emit(name: str, start_ns: int, end_ns: int, thread: int, data: dict[str, Any]) -> None:
-            records = self._records
-            if len(records) >= MAX_RECORDS:
+            if len(rows) < limit:
+                append((group, name, start_ns, end_ns, thread, data))
+            else:
                 self.dropped += 1
-                return
-            records.append((group, name, start_ns, end_ns, thread, data))
 
         return emit
 
-    def take(self) -> list[tuple[str, str, int, int, int, dict[str, Any]]]:
-        """Everything so far; the buffer starts anew."""
-        # A hook that holds the old list while we swap may append once more after the copy: so copy, then cut.
-        found = self._records[:]
-        del self._records[: len(found)]
-        return found
+    def take(self, most: int) -> list[Row]:
+        """The oldest records, at most `most`, which are forgotten here. For one reader; writers go on meanwhile."""
+        rows = self._rows[:most]
+        del self._rows[: len(rows)]
+        return rows
 
-    def clear(self) -> None:
-        self._records.clear()
+    def clear(self) -> int:
+        """Forget everything; gives how many records that were."""
+        count = len(self._rows)
+        del self._rows[:count]
+        self.dropped = 0
+        return count
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
 
-class Groups:
-    """The groups of this process."""
+class Group(Protocol):
+    """A set of hooks. It may further have, all optional:
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._made: dict[str, Any] = {}
-        self._on: set[str] = set()
-        self._mutex = threading.Lock()
+    bulk() -> list[Bulk]      columns gathered since the last call, also after `disable`
+    open() -> list[str]       names of what has begun and will write a record when it ends
+    facts() -> dict           what this group says of itself, plain JSON values
+    """
 
-    def enable(self, name: str, options: Mapping[str, Any] | None) -> None:
-        """Raises GroupUnavailable, or the group's own exception with a `.fix`."""
-        with self._mutex:
-            if name in self._on:
-                return
-            if name not in GROUPS:
-                raise GroupUnavailable(f"this agent has no group {name!r}", "use the same tokentrace on both sides")
-            group = self._made.get(name)
-            if group is None:
-                module, _, cls = GROUPS[name].partition(":")
-                group = self._made[name] = getattr(importlib.import_module(module), cls)()
-            group.enable(self._recorder.emitter(name), options)
-            self._on.add(name)
+    def enable(self, recorder: Emit, options: Mapping[str, Any] | None = None) -> None:
+        """Switch on; nothing happens when it is on. Raises GroupUnavailable (or any error with a `fix`)."""
 
-    def disable(self, name: str) -> None:
-        with self._mutex:
-            if name in self._on:
-                self._on.discard(name)
-                self._made[name].disable()
+    def disable(self) -> None:
+        """Switch off and put everything back. Never raises."""
 
-    def disable_all(self) -> None:
-        for name in list(self._on):
-            self.disable(name)
 
-    def bulk(self) -> list[tuple[str, dict[str, Any], dict[str, tuple[str, bytes]]]]:
-        """Column blobs of every group that keeps some: (group, header, {column: (type code, bytes)})."""
-        found = []
-        for name, group in self._made.items():
-            take = getattr(group, "bulk", None)
-            for header, columns in take() if take is not None else ():
-                found.append((name, header, columns))
-        return found
+_factories: dict[str, Callable[[], Group]] = {}
 
-    def errors(self) -> dict[str, list[str]]:
-        """Failures of hooks, by group."""
-        return {
-            n: list(g.patches.errors) for n, g in self._made.items() if getattr(g, "patches", None) and g.patches.errors
-        }
+_CB = "transformers.generation.continuous_batching.continuous_api"
+#: group -> (module that must be loaded for it to make sense, "module:class" in this package). The first that fits is
+#: taken; what `register_group` was given goes before all of them.
+_KNOWN: dict[str, tuple[tuple[str, str], ...]] = {
+    "http": (("tokentrace.engines.local.api", "local_hooks:HttpGroup"),),
+    "tokenizer": (("tokentrace.engines.local.tokenizer", "local_hooks:TokenizerGroup"),),
+    "engine": ((_CB, "batching_hooks:EngineGroup"),),
+    "model": ((_CB, "model_hooks:ModelGroup"),),
+    "modules": ((_CB, "module_hooks:ModulesGroup"),),
+    "ops": (("torch", "profile:OpsGroup"),),
+    "jit": (("", "compile_events:JitGroup"),),
+}
+
+
+def register_group(name: str, factory: Callable[[], Group]) -> None:
+    """Make a group known, or put another in the place of a built-in one."""
+    _factories[name] = factory
+
+
+def group_names() -> list[str]:
+    return sorted({*_factories, *_KNOWN})
+
+
+def make_group(name: str) -> Group:
+    """A new group. Raises GroupUnavailable when there is none of that name for what this process runs."""
+    factory = _factories.get(name)
+    if factory is not None:
+        return factory()
+    if name not in _KNOWN:
+        raise GroupUnavailable(f"the agent knows no group {name!r}", f"known: {', '.join(group_names())}")
+    for needed, target in _KNOWN[name]:
+        if not needed or needed in sys.modules:
+            module, _, cls = target.partition(":")
+            group: Group = getattr(import_module(f"{__package__}.{module}"), cls)()
+            return group
+    needs = " or ".join(needed for needed, _ in _KNOWN[name])
+    raise GroupUnavailable(
+        f"this process has not loaded {needs}, so there is nothing of the group {name!r} to watch",
+        "attach to the process that runs the engine",
+    )

@@ -1,125 +1,146 @@
-"""Groups "http" and "tokenizer" of the local engine: the request's way through the server's event loop.
+"""The groups "http" and "tokenizer" of the local engine: a request's way through the server's event loop.
 
-The functions and their arguments are listed in `tokentrace.engines.local.hookpoints`.
+    http        request [rid, traceparent, method, path, status], parse [rid, bytes], write [rid, index, bytes]
+    tokenizer   template [rid, chars_in, chars_out], encode [rid, chars, count, ids], decode [rid, index, id, chars];
+                with the option `text` also text_out of template and text of decode
+
+`tokentrace.engines.local.hookpoints` names the functions. A call that failed has `error`, the exception's class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from threading import get_native_id
 from typing import Any
 
-from tokentrace.agent.core import Emit, GroupUnavailable
-from tokentrace.agent.wrap import Patches
+from tokentrace.agent.wrap import Call, Hook, HookGroup
 
-_HERE = "tokentrace.engines.local"
-_MAX_TEXT = 2000
-_MAX_IDS = 4096
+_API = "tokentrace.engines.local.api:Api"
+_TOKENIZER = "tokentrace.engines.local.tokenizer"
+MAX_TEXT = 2000  # characters
+MAX_IDS = 4096
+_HEADERS = (b"traceparent",)
 
 
-class Group:
-    """Switches a set of patches on and off."""
+class HttpGroup(HookGroup):
+    """The server's side of layer 8. `request` spans the whole handler, from the headers to the reply's last byte."""
 
-    what = ""
+    needed = (f"{_API}.handle",)
 
     def __init__(self) -> None:
-        self.patches = Patches()
-        self.emit: Emit | None = None
+        super().__init__()
+        self._open: dict[str, None] = {}
 
-    def enable(self, emit: Emit, options: Mapping[str, Any] | None) -> None:
-        self.emit = emit
-        if not all(self.install()):
-            self.patches.restore()
-            raise GroupUnavailable(f"this process has no {self.what} that is known", "use a supported engine version")
-
-    def disable(self) -> None:
-        self.patches.restore()
-        self.emit = None
-
-    def install(self) -> list[bool]:
-        raise NotImplementedError
-
-    def write(self, name: str, start_ns: int, end_ns: int, data: dict[str, Any]) -> None:
-        emit = self.emit
-        if emit is not None:
-            emit(name, start_ns, end_ns, get_native_id(), data)
-
-
-class HttpGroup(Group):
-    """request [rid, traceparent, method, path, status], parse [rid], write [rid, index, bytes]."""
-
-    what = "HTTP front of the local engine"
-
-    def install(self) -> list[bool]:
-        self._status: dict[str, int] = {}
+    def hooks(self) -> list[Hook]:
         return [
-            self.patches.function(f"{_HERE}.api", "Api", "handle", self._handle),
-            self.patches.around(f"{_HERE}.api", "Api", "parse", self._parse),
-            self.patches.around_async(f"{_HERE}.api", "Api", "write", self._write),
+            Hook(f"{_API}.handle", self._handled, before=self._arrived),
+            Hook(f"{_API}.parse", self._parsed),
+            Hook(f"{_API}.write", self._written),
         ]
 
-    def _handle(self, original: Any) -> Any:
-        from time import time_ns
+    def open(self) -> list[str]:
+        """Ids of requests whose handler has not ended."""
+        return list(self._open)
 
-        async def handle(api: Any, rid: str, kind: str, scope: Any, receive: Any, send: Any) -> None:
-            status = 0
+    def _arrived(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        api, rid, kind, scope, receive, send = args
+        watched = _StatusSend(send)
+        self._open[rid] = None
+        return Call((api, rid, kind, scope, receive, watched), kwargs, watched)
 
-            async def watched(message: Any) -> None:
-                nonlocal status
-                if message.get("type") == "http.response.start":
-                    status = message.get("status", 0)
-                await send(message)
+    def _handled(
+        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
+    ) -> None:
+        rid, scope = args[1], args[3]
+        self._open.pop(rid, None)
+        data: dict[str, Any] = {"rid": rid, "method": scope.get("method", ""), "path": scope.get("path", "")}
+        for name, value in scope.get("headers", ()):
+            if name in _HEADERS:  # no other header is looked at: they hold keys
+                data[name.decode("ascii")] = value.decode("ascii", "replace")
+        data["status"] = context.status if context is not None else 0
+        self.emit("request", start, end, get_native_id(), _with_error(data, error))
 
-            start = time_ns()
-            try:
-                await original(api, rid, kind, scope, receive, watched)
-            finally:
-                self.patches.guard(self._request, start, time_ns(), rid, scope, status)
+    def _parsed(
+        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
+    ) -> None:
+        self.emit("parse", start, end, get_native_id(), _with_error({"rid": args[1], "bytes": len(args[3])}, error))
 
-        return handle
-
-    def _request(self, start: int, end: int, rid: str, scope: Any, status: int) -> None:
-        headers = dict(scope.get("headers") or ())
-        data = {
-            "rid": rid,
-            "traceparent": headers.get(b"traceparent", b"").decode("ascii", "replace"),
-            "method": scope.get("method", ""),
-            "path": scope.get("path", ""),
-            "status": status,
-        }
-        self.write("request", start, end, data)
-
-    def _parse(self, start: int, end: int, args: tuple[Any, ...], result: Any) -> None:
-        self.write("parse", start, end, {"rid": args[1]})
-
-    def _write(self, start: int, end: int, args: tuple[Any, ...], result: Any) -> None:
-        self.write("write", start, end, {"rid": args[1], "index": args[2], "bytes": len(args[3])})
+    def _written(
+        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
+    ) -> None:
+        data = {"rid": args[1], "index": args[2], "bytes": len(args[3])}
+        self.emit("write", start, end, get_native_id(), _with_error(data, error))
 
 
-class TokenizerGroup(Group):
-    """template [rid, chars_out, text_out], encode [rid, chars, count, ids], decode [rid, index, id, text].
+class _StatusSend:
+    """An ASGI `send` that remembers the response's status."""
 
-    Texts and ids are kept: this group is switched on for a prompt that tokentrace sent itself.
-    """
+    __slots__ = ("_send", "status")
 
-    what = "tokenizer of the local engine"
+    def __init__(self, send: Any) -> None:
+        self._send = send
+        self.status = 0
 
-    def install(self) -> list[bool]:
-        module = f"{_HERE}.tokenizer"
+    def __call__(self, message: Any) -> Any:
+        if not self.status and message.get("type") == "http.response.start":
+            self.status = message.get("status", 0)
+        return self._send(message)
+
+
+class TokenizerGroup(HookGroup):
+    """Layer 7. Texts are kept only with the option `text`, which is for prompts of our own."""
+
+    needed = (f"{_TOKENIZER}:Tokenizer.encode",)
+
+    def hooks(self) -> list[Hook]:
         return [
-            self.patches.around(module, "Tokenizer", "render", self._render),
-            self.patches.around(module, "Tokenizer", "encode", self._encode),
-            self.patches.around(module, "Detokenizer", "step", self._step),
+            Hook(f"{_TOKENIZER}:Tokenizer.render", self._rendered),
+            Hook(f"{_TOKENIZER}:Tokenizer.encode", self._encoded),
+            Hook(f"{_TOKENIZER}:Detokenizer.step", self._decoded),
         ]
 
-    def _render(self, start: int, end: int, args: tuple[Any, ...], result: Any) -> None:
-        chars = sum(len(str(m.get("content", ""))) for m in args[2])
-        data = {"rid": args[1], "chars_in": chars, "chars_out": len(result), "text_out": result[:_MAX_TEXT]}
-        self.write("template", start, end, data)
+    def _rendered(
+        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
+    ) -> None:
+        data: dict[str, Any] = {"rid": args[1], "chars_in": sum(len(text) for text in _texts(args[2]))}
+        if result is not None:
+            data["chars_out"] = len(result)
+            if self.options.get("text"):
+                data["text_out"] = result[:MAX_TEXT]
+        self.emit("template", start, end, get_native_id(), _with_error(data, error))
 
-    def _encode(self, start: int, end: int, args: tuple[Any, ...], result: Any) -> None:
-        data = {"rid": args[1], "chars": len(args[2]), "count": len(result), "ids": list(result[:_MAX_IDS])}
-        self.write("encode", start, end, data)
+    def _encoded(
+        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
+    ) -> None:
+        data: dict[str, Any] = {"rid": args[1], "chars": len(args[2])}
+        if result is not None:
+            data["count"], data["ids"] = len(result), result[:MAX_IDS]
+        self.emit("encode", start, end, get_native_id(), _with_error(data, error))
 
-    def _step(self, start: int, end: int, args: tuple[Any, ...], result: Any) -> None:
-        self.write("decode", start, end, {"rid": args[1], "index": args[2], "id": int(args[3]), "text": result})
+    def _decoded(
+        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
+    ) -> None:
+        data: dict[str, Any] = {"rid": args[1], "index": args[2], "id": args[3]}
+        if result is not None:
+            data["chars"] = len(result)
+            if self.options.get("text"):
+                data["text"] = result[:MAX_TEXT]
+        self.emit("decode", start, end, get_native_id(), _with_error(data, error))
+
+
+def _texts(messages: Any) -> Iterator[str]:
+    """The texts of a chat's messages, whose content is a text or a list of parts."""
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            yield content
+        elif isinstance(content, list):
+            yield from (
+                part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)
+            )
+
+
+def _with_error(data: dict[str, Any], error: BaseException | None) -> dict[str, Any]:
+    if error is not None:
+        data["error"] = type(error).__name__
+    return data

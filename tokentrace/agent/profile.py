@@ -6,9 +6,10 @@ the engine's step function is wrapped to know when one is running, and whoever c
 or we while it is idle, does what is due. If no such moment comes within `PATIENCE_S` it is done all the same.
 
 What it costs. While it runs, each operator costs a little more. Stopping converts the events inside torch and holds the
-interpreter for that time (some 5 µs an event); so it is stopped after the request, or after `steps` steps when the
-option is given. Reading happens still later, in slices between which other threads run. All three costs are in the
-header.
+interpreter for that time (some 6 µs an event); so it is stopped after the request. Reading happens still later, in
+slices between which other threads run. All costs are in the header. Events take memory until they are read, so after
+`steps` steps or `max_seconds` recording pauses (torch then warns of GPU tracks in the log, which does not matter here:
+it never resumes), and the header says so.
 
 What is read. `kineto_results.events()` and one method of it a column. torch's own tables (`events()`,
 `key_averages()`) build a Python object with dozens of fields an event and take seconds. Times are unix ns. Stacks,
@@ -27,6 +28,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from tokentrace.agent.core import GroupUnavailable
 from tokentrace.agent.kineto_columns import read
 
 #: The functions that are one step of a known engine, as "module:Class.function".
@@ -34,16 +36,10 @@ STEP_FUNCTIONS = (
     "transformers.generation.continuous_batching.continuous_api:ContinuousBatchProcessor._generation_step",
 )
 PATIENCE_S = 5.0
-MAX_SECONDS = 120.0
+MAX_STEPS = 32  # of a 30-layer model 230,000 events on a CPU
+MAX_SECONDS = 30.0
+_KEPT_RECORDINGS = 8
 _DEVICES = ("CUDA", "XPU")
-
-
-class Unavailable(Exception):
-    """The profiler cannot run in this process. The message says why, `.fix` what would help."""
-
-    def __init__(self, message: str, fix: str = "") -> None:
-        super().__init__(message)
-        self.fix = fix
 
 
 class Gate:
@@ -118,13 +114,14 @@ class TorchProfiler:
         self._profile: Any = None
         self._results: Any = None
         self.running = False
+        self.paused = False
 
     def prepare(self) -> None:
-        """Make everything ready that does not have to happen between two steps. Raises Unavailable."""
+        """Make everything ready that does not have to happen between two steps. Raises GroupUnavailable."""
         torch = sys.modules.get("torch")
         profiler = sys.modules.get("torch.autograd.profiler")
         if torch is None or profiler is None:
-            raise Unavailable("torch is not loaded in this process", "look at the process that runs the model")
+            raise GroupUnavailable("torch is not loaded in this process", "look at the process that runs the model")
         before = time.perf_counter_ns()
         try:
             supported = {a.name for a in torch.autograd._supported_activities()}
@@ -133,11 +130,16 @@ class TorchProfiler:
             for name in ("_prepare_trace", "_start_trace"):
                 getattr(profiler.profile, name)
         except AttributeError as error:
-            raise Unavailable(
+            raise GroupUnavailable(
                 f"torch {torch.__version__} has another profiler interface ({error})", "use torch 2.6 or later"
             ) from error
         if torch.autograd._profiler_enabled():
-            raise Unavailable("another torch profiler is running in this process", "stop it, then trace again")
+            raise GroupUnavailable("another torch profiler is running in this process", "stop it, then trace again")
+        if "CUDA" in devices:
+            # CUPTI crashes when it is set up again after being torn down in a process that replays CUDA graphs;
+            # torch.profiler itself sets both for that reason, when it knows of the graphs.
+            os.environ.setdefault("TEARDOWN_CUPTI", "0")
+            os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
         silent = _Environment("KINETO_LOG_LEVEL", "6")
         try:
             # Without the second argument a kernel's grid and block stay inside; old versions do not know it.
@@ -152,7 +154,7 @@ class TorchProfiler:
             )
             self._profile._prepare_trace()
         except (TypeError, RuntimeError, AttributeError) as error:
-            raise Unavailable(
+            raise GroupUnavailable(
                 f"torch {torch.__version__} did not start its profiler: {_first_line(error)}", "use torch 2.6 or later"
             ) from error
         finally:
@@ -171,12 +173,24 @@ class TorchProfiler:
         self.running = True
         self.header.update(start_ns=time.time_ns(), start_cost_ns=time.perf_counter_ns() - before)
 
+    def pause(self, why: str) -> None:
+        """Record nothing more, without the cost of `stop`. There is no way back."""
+        if not self.running or self.paused:
+            return
+        self.paused = True
+        self.header.update(end_ns=time.time_ns(), limited=why)
+        try:
+            self._profile.toggle_collection_dynamic(False, self._profile.kineto_activities)
+        except Exception:  # noqa: BLE001 - an older torch cannot pause
+            self.stop()
+
     def stop(self) -> None:
         """End the recording; safe to call again."""
         if not self.running:
             return
         self.running = False
-        self.header["end_ns"] = time.time_ns()
+        if not self.paused:
+            self.header["end_ns"] = time.time_ns()
         before = time.perf_counter_ns()
         try:
             self._profile.__exit__(None, None, None)
@@ -207,8 +221,8 @@ class TorchProfiler:
 class OpsGroup:
     """The group as the agent switches it on and off. Options:
 
-    steps           stop after this many steps (default: run until disabled)
-    max_seconds     stop after this time in any case (default 120)
+    steps           record this many steps (default 32)
+    max_seconds     record no longer than this (default 30)
     step_functions  "module:Class.function" of the engine's step (default: those known)
     """
 
@@ -220,7 +234,7 @@ class OpsGroup:
         self._finished: list[TorchProfiler] = []
 
     def enable(self, emit: Any, options: Mapping[str, Any] | None = None) -> None:
-        """Start recording; nothing happens when it is recording already. Raises Unavailable."""
+        """Start recording; nothing happens when it is recording already. Raises GroupUnavailable."""
         if self._current is not None:
             return
         given = options or {}
@@ -228,18 +242,19 @@ class OpsGroup:
         profiler.prepare()
         self._install(given.get("step_functions") or STEP_FUNCTIONS)
         self._gate.steps = 0
-        limit = given.get("steps")
+        limit = int(given.get("steps") or MAX_STEPS)
         seconds = float(given.get("max_seconds") or MAX_SECONDS)
         self._current = profiler
         at_boundary = self._gate.run_between_steps(profiler.start)
         if not profiler.running:
             self._current = None
             self._uninstall()
-            raise Unavailable(profiler.header["problem"], "stop any other profiler of this process, then trace again")
+            raise GroupUnavailable(
+                profiler.header["problem"], "stop any other profiler of this process, then trace again"
+            )
         profiler.header["started_between_steps"] = at_boundary
-        if limit:
-            self._gate.after_step = lambda: self._stop_after(profiler, int(limit))
-        self._timer = threading.Timer(seconds, self._stop_late, (profiler, seconds))
+        self._gate.after_step = lambda: self._pause_after(profiler, limit)
+        self._timer = threading.Timer(seconds, self._pause_late, (profiler, seconds))
         self._timer.daemon = True
         self._timer.start()
 
@@ -250,9 +265,10 @@ class OpsGroup:
             self._timer.cancel()
             self._timer = None
         if profiler is not None:
-            profiler.header.setdefault("stopped_between_steps", self._gate.run_between_steps(profiler.stop))
-            profiler.header.setdefault("steps", self._gate.steps)
+            profiler.header["stopped_between_steps"] = self._gate.run_between_steps(profiler.stop)
+            profiler.header["steps"] = self._gate.steps
             self._finished.append(profiler)
+            del self._finished[:-_KEPT_RECORDINGS]  # nobody fetched the older ones
         self._gate.after_step = None
         self._uninstall()
 
@@ -261,15 +277,14 @@ class OpsGroup:
         finished, self._finished = self._finished, []
         return [profiler.columns() for profiler in finished]
 
-    def _stop_after(self, profiler: TorchProfiler, limit: int) -> None:
-        if self._gate.steps >= limit and profiler.running:
-            profiler.header.update(steps=self._gate.steps, stopped_between_steps=True)
-            profiler.stop()
+    def _pause_after(self, profiler: TorchProfiler, limit: int) -> None:
+        if self._gate.steps >= limit:
+            profiler.header.setdefault("recorded_steps", self._gate.steps)
+            profiler.pause(f"the profiler recorded the first {limit} steps only")
 
-    def _stop_late(self, profiler: TorchProfiler, seconds: float) -> None:
-        if profiler.running:
-            profiler.header["problem"] = f"recording was stopped after {seconds:g} s; what came later is not in it"
-            self._gate.run_between_steps(profiler.stop)
+    def _pause_late(self, profiler: TorchProfiler, seconds: float) -> None:
+        why = f"the profiler recorded the first {seconds:g} s only"
+        self._gate.run_between_steps(lambda: profiler.pause(why))
 
     def _install(self, paths: Iterable[str]) -> None:
         for path in paths:

@@ -1,0 +1,143 @@
+"""The group "model" for transformers' continuous batching: the forward pass and the sampling.
+
+    forward [index, in_shape, in_dtype, out_shape, out_dtype, device]
+    sample  [index, shape, dtype, ids {rid: token id}]
+
+Times are the host's: on a GPU they say when work was handed over, not when it ran. With asynchronous batching (GPU
+only; not run here) the ids of a step arrive one step later and are left out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from threading import get_native_id
+from typing import Any
+
+from tokentrace.agent.batching_steps import Step, steps
+from tokentrace.agent.core import Emit
+from tokentrace.agent.wrap import Hook, HookGroup
+
+_CB = "transformers.generation.continuous_batching"
+
+
+class ModelGroup(HookGroup):
+    """The forward pass and the sampling of layer 5. See the module's docstring."""
+
+    needed = (f"{_CB}.model_runner:ModelRunner.compute_batch",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._on = False
+        self._models: list[tuple[Any, Hook]] = []
+        self._samples: deque[tuple[int, int, int, int, dict[str, Any]]] = deque(maxlen=8)
+
+    def hooks(self) -> list[Hook]:
+        return [
+            Hook(self.needed[0], before=self._computes),
+            Hook(f"{_CB}.model_runner:ModelRunner._sample", self._sampled),
+            Hook(f"{_CB}.input_outputs:ContinuousBatchingIOs.prepare_batch_update", self._read_back),
+        ]
+
+    def enable(self, recorder: Emit, options: Mapping[str, Any] | None = None) -> None:
+        if self._on:
+            return
+        steps.acquire()
+        try:
+            super().enable(recorder, options)
+        except BaseException:
+            steps.release()
+            raise
+        self._on = True
+        if self._done not in steps.on_done:
+            steps.on_done += (self._done,)
+
+    def disable(self) -> None:
+        if not self._on:
+            return
+        self._on = False
+        super().disable()
+        models, self._models = self._models, []
+        for _, hook in models:
+            hook.restore()
+        steps.release()
+        if not steps.under_way():  # else that step still gets its record
+            self._deaf()
+
+    def _computes(self, args: Any, kwargs: Any) -> None:
+        """The model is known only now: watch its call, on this one object."""
+        model = args[1]
+        if not self._on or any(known is model for known, _ in self._models):
+            return
+        hook = Hook(f"model:{call_attribute(model)}", self._forwarded, owner=model)
+        self._models.append((model, hook))
+        hook.install()
+        if not self._on:  # switched off meanwhile by the other thread, which may have looked before we appended
+            hook.restore()
+
+    def _forwarded(
+        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
+    ) -> None:
+        step = steps.current()
+        if step is None or step.index < 0:
+            return
+        data: dict[str, Any] = {"index": step.index}
+        ids = args[0] if args else kwargs.get("input_ids")
+        if ids is not None:
+            data["in_shape"], data["in_dtype"] = tuple(ids.shape), dtype_name(ids.dtype)
+        logits = getattr(result, "logits", None)
+        if logits is not None:
+            data["out_shape"], data["out_dtype"] = tuple(logits.shape), dtype_name(logits.dtype)
+            data["device"] = str(logits.device)
+        if error is not None:
+            data["error"] = type(error).__name__
+        self.emit("forward", start, end, get_native_id(), data)
+
+    def _sampled(
+        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
+    ) -> None:
+        step = steps.current()
+        if step is None or step.index < 0:
+            return
+        scores = args[1]
+        data = {"index": step.index, "shape": tuple(scores.shape), "dtype": dtype_name(scores.dtype), "ids": {}}
+        self._samples.append((step.index, start, end, get_native_id(), data))
+
+    def _read_back(
+        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
+    ) -> None:
+        """Here the engine brings the new tokens to the host; before, reading them would wait for the device."""
+        step = steps.current()
+        if step is None or step.asynchronous or result is None:
+            return
+        for index, *_, data in self._samples:
+            if index == step.index:
+                tokens = iter(result[1])
+                data["ids"] = {one.state.request_id: int(next(tokens)) for one in result[0] if one.has_new_token}
+
+    def _done(self, step: Step, start: int, end: int) -> None:
+        while self._samples and self._samples[0][0] <= step.index:
+            _, first, last, thread, data = self._samples.popleft()
+            self.emit("sample", first, last, thread, data)
+        if not self._on:
+            self._deaf()
+
+    def _deaf(self) -> None:
+        steps.on_done = tuple(f for f in steps.on_done if f != self._done)
+
+
+_dtype_names: dict[Any, str] = {}
+
+
+def dtype_name(dtype: Any) -> str:
+    """torch.float32 as "float32"."""
+    name = _dtype_names.get(dtype)
+    if name is None:
+        name = _dtype_names[dtype] = str(dtype).rpartition(".")[2]
+    return name
+
+
+def call_attribute(module: Any) -> str:
+    """Which attribute of a torch module its call goes through. A compiled module is watched from outside: a wrapper
+    inside what torch.compile has traced would make it compile again."""
+    return "forward" if getattr(module, "_compiled_call_impl", None) is None else "_compiled_call_impl"

@@ -1,0 +1,213 @@
+"""The group "modules": every part of the model as it runs, with its shapes. A call costs about a microsecond.
+
+The parts are found by the model's structure, for any Hugging Face causal language model: the longest ModuleList is the
+stack of decoder layers; watched are each layer's children that have weights, what stands beside the stack, and the
+output head. Names are "embed_tokens", "layers.<n>.<child>", "norm", "lm_head", else "module <path>"; the path of each
+in its model is in the header.
+
+Columns: start_ns, end_ns, thread, name, in_shape, in_dtype, out_shape, dtype (codes into the header's names, shapes,
+dtypes; the last one of the result). Header: names, paths, shapes ("[1,31,576]"; "" unknown), dtypes, device, dropped.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
+from threading import get_native_id
+from time import time_ns
+from typing import Any
+
+from tokentrace.agent.core import Bulk, Emit, GroupUnavailable
+from tokentrace.agent.model_hooks import call_attribute, dtype_name
+from tokentrace.agent.wrap import Hook, install_all
+
+MAX_ROWS = 1_000_000
+_CODES = ("name", "in_shape", "in_dtype", "out_shape", "dtype")
+_Row = tuple[int, int, int, int, Any, Any, Any, Any]
+
+
+class ModulesGroup:
+    """Option `model`: the model, for use inside one process; else the local engine's."""
+
+    def __init__(self) -> None:
+        self._hooks: list[Hook] = []
+        self._rows: list[_Row] = []
+        self._parts: list[tuple[str, str]] = []  # (name, path)
+        self._device = ""
+        self._dropped = 0
+
+    def enable(self, recorder: Emit, options: Mapping[str, Any] | None = None) -> None:
+        """Wrap the parts of the model. Raises GroupUnavailable when there is no model, or it has no known structure."""
+        if self._hooks:
+            return
+        model = (options or {}).get("model") or _running_model()
+        found = list(parts(model))
+        if not found:
+            raise GroupUnavailable(
+                f"{type(model).__name__} has no parts that can be watched one by one", "the forward pass is still seen"
+            )
+        first = next(iter(model.parameters()), None)
+        self._device = str(first.device) if first is not None else ""
+        base = len(self._parts)  # rows of an earlier time may still be here, with their codes
+        self._parts += [(name, path) for name, path, _ in found]
+        hooks = [
+            Hook(f"{path}:{call_attribute(part)}", owner=part, make=self._maker(base + index))
+            for index, (_, path, part) in enumerate(found)
+        ]
+        install_all(hooks)
+        self._hooks = hooks
+
+    def disable(self) -> None:
+        """Put every module back as it was."""
+        hooks, self._hooks = self._hooks, []
+        for hook in reversed(hooks):
+            hook.restore()
+
+    def facts(self) -> dict[str, Any]:
+        return {"parts": len(self._hooks)}
+
+    def bulk(self) -> list[Bulk]:
+        rows = self._rows[:]
+        del self._rows[: len(rows)]
+        dropped, self._dropped = self._dropped, 0
+        if not rows and not dropped:
+            return []
+        shapes: dict[Any, int] = {}
+        dtypes: dict[Any, int] = {}
+        columns = {name: array("q") for name in ("start_ns", "end_ns", "thread")}
+        columns.update((name, array("i")) for name in _CODES)
+        for at, (index, start, end, thread, in_shape, in_dtype, out_shape, out_dtype) in enumerate(rows):
+            columns["start_ns"].append(start)
+            columns["end_ns"].append(end)
+            columns["thread"].append(thread)
+            columns["name"].append(index)
+            columns["in_shape"].append(shapes.setdefault(in_shape, len(shapes)))
+            columns["in_dtype"].append(dtypes.setdefault(in_dtype, len(dtypes)))
+            columns["out_shape"].append(shapes.setdefault(out_shape, len(shapes)))
+            columns["dtype"].append(dtypes.setdefault(out_dtype, len(dtypes)))
+            if at % 1000 == 999:
+                time.sleep(0)  # lets the engine's thread have the interpreter
+        header = {
+            "names": [name for name, _ in self._parts],
+            "paths": [path for _, path in self._parts],
+            "shapes": ["" if shape is None else f"[{','.join(map(str, shape))}]" for shape in shapes],
+            "dtypes": ["" if dtype is None else dtype_name(dtype) for dtype in dtypes],
+            "device": self._device,
+            "dropped": dropped,
+        }
+        return [(header, {name: (column.typecode, column.tobytes()) for name, column in columns.items()})]
+
+    def _maker(self, index: int) -> Callable[[Hook, Callable[..., Any]], Callable[..., Any]]:
+        rows, append, thread = self._rows, self._rows.append, get_native_id
+
+        def make(hook: Hook, function: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(function)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if not hook.active:
+                    return function(*args, **kwargs)
+                start = time_ns()
+                result = function(*args, **kwargs)
+                end = time_ns()
+                try:
+                    taken = args[0] if args else _first_tensor(kwargs)
+                    given = result[0] if type(result) is tuple else result
+                    # A torch.Size keeps no tensor alive and is written out later.
+                    if len(rows) < MAX_ROWS:
+                        append(
+                            (index, start, end, thread(), getattr(taken, "shape", None), getattr(taken, "dtype", None),
+                             getattr(given, "shape", None), getattr(given, "dtype", None))
+                        )  # fmt: skip
+                    else:
+                        self._dropped += 1
+                except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
+                    hook.fail(error)
+                return result
+
+            return call
+
+        return make
+
+
+def _first_tensor(kwargs: dict[str, Any]) -> Any:
+    for value in kwargs.values():
+        if hasattr(value, "shape"):
+            return value
+    return None
+
+
+def _running_model() -> Any:
+    module = sys.modules.get("tokentrace.engines.local.engine")
+    engine = module.current() if module is not None else None
+    if engine is None:
+        raise GroupUnavailable("no model is running in this process", "look at the process that runs the model")
+    return engine.model
+
+
+def parts(model: Any) -> Iterator[tuple[str, str, Any]]:
+    """(name, path in the model, module) of what is watched, in the order of the model's structure."""
+    stacks = [(path, m) for path, m in model.named_modules() if type(m).__name__ == "ModuleList" and len(m) > 0]
+    stacks = [(path, m) for path, m in stacks if not _inside_compiled(model, path)]
+    if not stacks:
+        return
+    stack_path, stack = max(stacks, key=lambda found: len(found[1]))
+    trunk_path = stack_path.rpartition(".")[0]
+    trunk = model.get_submodule(trunk_path) if trunk_path else model
+    embedding = _asked(model, "get_input_embeddings")
+    head = _asked(model, "get_output_embeddings")
+    passed = False
+    final_norm = None
+    for child in trunk.children():
+        if child is stack:
+            passed = True
+        elif passed and _is_norm(child):
+            final_norm = child
+    for name, child in trunk.named_children():
+        path = f"{trunk_path}.{name}".lstrip(".")
+        if child is stack:
+            yield from _layers(stack_path, stack)
+        elif child is head:
+            continue
+        elif child is embedding:
+            yield "embed_tokens", path, child
+        elif child is final_norm:
+            yield "norm", path, child
+        elif _weights(child):
+            yield f"module {path}", path, child
+    if head is not None:
+        yield "lm_head", next(path for path, m in model.named_modules() if m is head), head
+
+
+def _layers(stack_path: str, stack: Any) -> Iterator[tuple[str, str, Any]]:
+    for index, layer in enumerate(stack):
+        if call_attribute(layer) != "forward":
+            yield f"layers.{index}", f"{stack_path}.{index}", layer
+            continue
+        for name, child in layer.named_children():
+            if _weights(child):
+                yield f"layers.{index}.{name}", f"{stack_path}.{index}.{name}", child
+
+
+def _inside_compiled(model: Any, path: str) -> bool:
+    """Whether the module at `path`, or one that holds it, runs as compiled code: nothing inside that may be wrapped."""
+    steps = path.split(".")
+    holders = [".".join(steps[:n]) for n in range(len(steps))]
+    return any(call_attribute(model.get_submodule(holder)) != "forward" for holder in holders)
+
+
+def _asked(model: Any, method: str) -> Any:
+    try:
+        return getattr(model, method)()
+    except (AttributeError, NotImplementedError, TypeError):
+        return None
+
+
+def _weights(module: Any) -> bool:
+    return next(iter(module.parameters()), None) is not None
+
+
+def _is_norm(module: Any) -> bool:
+    """A norm's weights are vectors, whatever it is called."""
+    return _weights(module) and all(p.dim() <= 1 for p in module.parameters())
