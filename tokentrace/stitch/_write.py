@@ -27,6 +27,7 @@ class Counts:
     clamped: int = 0
     clamped_total_ns: int = 0
     clamped_max_ns: int = 0
+    clamped_early_max_ns: int = 0  # began before the parent did; ending after it is usual, servers tidy up
     moved: int = 0  # hang higher than named, because the parent named does not hold them in time
     repaired: int = 0
     duplicate_keys: int = 0
@@ -87,6 +88,7 @@ class PassWriter:
                 counts.clamped += 1
                 clamped_total += out
                 counts.clamped_max_ns = max(counts.clamped_max_ns, out)
+                counts.clamped_early_max_ns = max(counts.clamped_early_max_ns, low - placed.start[index])
             direction = record.direction
             if not direction and record.layer <= 5:
                 direction = trace.direction[parent]

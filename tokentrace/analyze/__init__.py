@@ -1,0 +1,149 @@
+"""What a trace says: own time of each layer, what nobody owns, the slowest thing, cold against warm, findings.
+
+The run's times are those of its headline pass (warm, else once, else deep). Own times and unattributed time add up to
+that request's wall time exactly. Analyse before folding: a folded trace has lost the single spans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tokentrace.analyze import _compare, _split
+from tokentrace.analyze._compare import Extra
+from tokentrace.analyze._findings import findings
+from tokentrace.analyze._forms import Form, form
+from tokentrace.analyze._layers import LayerTimes, layer_times
+from tokentrace.analyze._passes import PassView, headline, passes
+from tokentrace.analyze._slowest import OperatorRow, operators, slowest
+from tokentrace.analyze._steps import StepRow, TokenRow, steps, tokens
+from tokentrace.analyze._sweep import Gap, Place, by_place, gaps, sweep
+from tokentrace.analyze._text import duration, listed, plural, share
+from tokentrace.layers import load
+from tokentrace.model import DOWN, UP, Trace
+from tokentrace.probe import Finding
+
+__all__ = [
+    "Analysis",
+    "Extra",
+    "Gap",
+    "LayerTimes",
+    "OperatorRow",
+    "PassTimes",
+    "StepRow",
+    "TokenRow",
+    "analyze",
+    "duration",
+    "listed",
+    "plural",
+    "share",
+]
+
+
+@dataclass(slots=True)
+class PassTimes:
+    """One pass. `own` is measured, by (layer, direction); own and unattributed add up to the wall time."""
+
+    view: PassView
+    own: dict[Place, int]
+    own_by_row: dict[int, int]
+    unattributed_ns: int
+    steps: list[StepRow]
+    dilation: float | None = None  # wall time over the warm one's; None where there is no warm pass to compare with
+
+    @property
+    def name(self) -> str:
+        return self.view.name
+
+    @property
+    def wall_ns(self) -> int:
+        return self.view.wall_ns
+
+    @property
+    def ttft_ns(self) -> int | None:
+        value = self.view.exchange.get("ttft_ns")
+        return value if isinstance(value, int) else None
+
+    @property
+    def coverage(self) -> float:
+        return 1 - self.unattributed_ns / self.wall_ns if self.wall_ns > 0 else 0.0
+
+
+@dataclass(slots=True)
+class Analysis:
+    """See the module's docstring. `main` is the headline pass."""
+
+    main: PassTimes
+    passes: dict[str, PassTimes]
+    layers: list[LayerTimes]  # nearest the user first, all eight
+    forms: dict[Place, Form]
+    gaps: list[Gap]
+    slowest: str
+    steps: list[StepRow]
+    tokens: list[TokenRow]
+    operators: list[OperatorRow]
+    operators_pass: str
+    cold_extra: list[Extra] = field(default_factory=list)
+    cold_sentence: str = ""
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def unattributed_ns(self) -> int:
+        return self.main.unattributed_ns
+
+    @property
+    def coverage(self) -> float:
+        return self.main.coverage
+
+
+def analyze(trace: Trace) -> Analysis:
+    """Analyse a stitched, unfolded trace. Never changes it."""
+    views = passes(trace)
+    timed = {name: _times(trace, view) for name, view in views.items()}
+    main = timed[headline(views).name]
+    deep = timed.get("deep")
+    warm = timed.get("warm")
+    if warm is not None:
+        for one in timed.values():
+            one.dilation = _compare.dilation(one.view, warm.view)
+    shared = None
+    if deep is not None and deep is not main:
+        light = _split.parts(trace, main.view, main.own_by_row)
+        shared = _split.by_proportions(light, _split.parts(trace, deep.view, deep.own_by_row))
+    found = sweep(trace, main.view)
+    holes = gaps(trace, main.view, found)
+    seeing = deep or main
+    top = operators(trace, seeing.view, seeing.own_by_row)
+    in_operators = sum(ns for (layer, _), ns in seeing.own.items() if layer in (4, 3))
+    order = [main.view, *(v for n, v in views.items() if n != main.name and n == "deep")]
+    analysis = Analysis(
+        main=main,
+        passes=timed,
+        layers=layer_times(trace, main.view, deep.view if deep else None, main.own, shared),
+        forms={(x.number, way): form(trace, order, x, way) for x in load() for way in (DOWN, UP)},
+        gaps=holes,
+        slowest=slowest(
+            trace, main.view, main.own_by_row, main.steps, holes[0] if holes else None, top, in_operators
+        ),
+        steps=main.steps,
+        tokens=tokens(trace, main.view),
+        operators=top,
+        operators_pass=seeing.name,
+    )  # fmt: skip
+    cold = timed.get("cold")
+    if cold is not None and warm is not None:
+        analysis.cold_extra = _compare.extras(cold.own, warm.own, cold.unattributed_ns, warm.unattributed_ns)
+        analysis.cold_sentence = _compare.cold_sentence(cold.view, warm.view, analysis.cold_extra)
+    analysis.findings = findings(trace, analysis)
+    return analysis
+
+
+def _times(trace: Trace, view: PassView) -> PassTimes:
+    found = sweep(trace, view)
+    own = found.own_by_row()
+    return PassTimes(view, by_place(trace, own), own, found.unattributed_ns, steps(trace, view))
+
+
+def total(own: Mapping[Place, int]) -> int:
+    """All own time together, ns."""
+    return sum(own.values())

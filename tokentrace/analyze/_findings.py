@@ -1,0 +1,260 @@
+"""What the data shows, one sentence each with what it rests on. Silent where the data cannot tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING
+
+from tokentrace.analyze import _compare
+from tokentrace.analyze._passes import name_of
+from tokentrace.analyze._text import duration, listed, plural, share
+from tokentrace.model import Trace
+from tokentrace.probe import Finding
+
+if TYPE_CHECKING:
+    from tokentrace.analyze import Analysis
+
+#: Unattributed time beyond this share is worth a finding.
+FREE_SHARE = 0.05
+#: Deep probing that stretches a request beyond this makes its proportions doubtful.
+STRETCHED = 1.5
+_SMALL_NS = 1_000_000
+
+
+def findings(trace: Trace, found: Analysis) -> list[Finding]:
+    """What failed first, then what the times rest on, then what took the time."""
+    result: list[Finding] = []
+    for part in _PARTS:
+        result += part(trace, found)
+    return result
+
+
+def _failed(trace: Trace, found: Analysis) -> Iterator[Finding]:
+    for one in found.passes.values():
+        facts = one.view.exchange
+        if facts.get("error"):
+            got = f"{plural(len(facts.get('chunks') or ()), 'chunk')} of the reply had arrived"
+            where = f"The {one.name} request failed: " if len(found.passes) > 1 else "The request failed: "
+            layer = int(facts.get("error_layer") or 8)
+            yield Finding(layer, where + str(facts["error"]), got, str(facts.get("fix") or ""), "fail")
+
+
+def _different_replies(trace: Trace, found: Analysis) -> Iterator[Finding]:
+    found_at = _compare.replies(trace, {name: one.view for name, one in found.passes.items()})
+    if found_at is None:
+        return
+    left, right = found_at["passes"]
+    if "token" in found_at:
+        shown = [f"{name} {pair[0][0]} {pair[0][1]!r}" for name, pair in
+                 ((left, found_at["left"]), (right, found_at["right"])) if pair]  # fmt: skip
+        evidence = f"first at token {found_at['token']}: {', '.join(shown)}"
+    else:
+        evidence = f"first at character {found_at['character']}"
+    sentence = f"The {left} and {right} passes produced different tokens, so their times are of different work."
+    yield Finding(6, sentence, evidence, "leave --temperature at 0; compare dtype and kernels between the runs", "warn")
+
+
+def _reply_cut(trace: Trace, found: Analysis) -> Iterator[Finding]:
+    facts = found.main.view.exchange
+    if facts.get("finish_reason") == "length":
+        count = facts.get("output_tokens")
+        text = f"{count} output tokens" if count is not None else ""
+        yield Finding(8, "The reply was cut off at the token limit.", text, "raise --max-tokens", "ok")
+    if facts and not facts.get("error") and not facts.get("chunks"):
+        yield Finding(8, "The server answered without any content.", f"finish reason {facts.get('finish_reason')!r}",
+                      "raise --max-tokens, or look at what the chat template makes of the prompt", "warn")  # fmt: skip
+
+
+def _token_counts(trace: Trace, found: Analysis) -> Iterator[Finding]:
+    counted = found.main.view.exchange.get("input_tokens")
+    for row in found.main.view.rows:
+        if trace.layer[row] == 7 and name_of(trace, row) in ("encode", "tokenize"):
+            seen = trace.attributes(row).get("tokentrace.tokens.count")
+            if isinstance(seen, int) and isinstance(counted, int) and seen != counted:
+                sentence = f"The tokenizer made {seen} prompt tokens, the server's usage says {counted}."
+                yield Finding(7, sentence, "", "look at the chat template and at added special tokens", "warn")
+            return
+
+
+def _prefix_cache(trace: Trace, found: Analysis) -> Iterator[Finding]:
+    served: list[str] = []
+    whole = 0
+    for one in found.passes.values():
+        first = one.steps[0] if one.steps else None
+        cached = first.cached_tokens if first is not None else one.view.exchange.get("cached_tokens")
+        prompt = one.view.exchange.get("input_tokens")
+        if isinstance(cached, int) and cached > 0:
+            served.append(one.name)
+            of = f" of {prompt}" if isinstance(prompt, int) else ""
+            whole = max(whole, cached)
+            text = f"{whole}{of}"
+    if not served:
+        return
+    main = found.main
+    if main.name not in served:
+        return
+    sentence = f"The prefix cache served {text} prompt tokens in the {listed(served)} pass{'es' * (len(served) > 1)}"
+    cold = found.passes.get("cold")
+    evidence = ""
+    if cold is not None and cold.name not in served:
+        sentence += "; only the cold pass computed the whole prompt"
+        if cold.ttft_ns is not None and main.ttft_ns is not None:
+            evidence = f"time to first token {duration(cold.ttft_ns)} cold, {duration(main.ttft_ns)} {main.name}"
+    yield Finding(6, f"{sentence}.", evidence, "", "ok")
+
+
+def _cold(trace: Trace, found: Analysis) -> Iterator[Finding]:
+    cold, warm = found.passes.get("cold"), found.passes.get("warm")
+    if cold is None or warm is None or cold.wall_ns < 1.2 * warm.wall_ns or cold.wall_ns - warm.wall_ns < _SMALL_NS:
+        return
+    evidence = f"{duration(cold.wall_ns)} cold, {duration(warm.wall_ns)} warm"
+    compiled = next((e.extra_ns for e in found.cold_extra if e.layer == 2 and e.extra_ns > 0), 0)
+    fix = "keep the compile caches between starts, see: tokentrace doctor" if compiled else ""
+    yield Finding(2 if compiled else 5, found.cold_sentence, evidence, fix, "ok")
+
+
+def _compiled_again(trace: Trace, found: Analysis) -> Iterator[Finding]:
+    warm = found.passes.get("warm")
+    if warm is None:
+        return
+    rows = [r for r in warm.view.rows if trace.layer[r] == 2 and name_of(trace, r).startswith("compile ")]
+    spent = sum(ns for (layer, _), ns in warm.own.items() if layer == 2)
+    if rows and spent >= _SMALL_NS:
+        names = sorted({name_of(trace, r) for r in rows})
+        yield Finding(2, f"Something was compiled again in the warm pass, {duration(spent)}.", listed(names),
+                      "see what changed its shapes or guards: TORCH_LOGS=recompiles", "warn")  # fmt: skip
+
+
+def _facts_of_caches(trace: Trace, found: Analysis) -> Iterator[Finding]:
+    told: dict[str, None] = {}
+    for one in found.passes.values():
+        facts = one.view.states.get(2, {}).get("facts") or {}
+        told.update(dict.fromkeys(map(str, facts.get("findings") or ())))
+    for sentence in told:
+        yield Finding(2, sentence[:1].upper() + sentence[1:].rstrip(".") + ".", "", "", "warn")
+
+
+def _unattributed(trace: Trace, found: Analysis) -> Iterator[Finding]:
+    main = found.main
+    if main.wall_ns <= 0 or main.unattributed_ns <= FREE_SHARE * main.wall_ns:
+        return
+    size = f"{duration(main.unattributed_ns)} ({share(main.unattributed_ns, main.wall_ns)})"
+    if not any(layer < 8 for layer, _ in main.own):
+        sentence = f"{size} of the request lies in the server and on the network, which cannot be seen from here."
+        yield Finding(8, sentence, "", "on the server's machine: tokentrace attach", "unknown")
+        return
+    gap = found.gaps[0]
+    evidence = f"longest: {duration(gap.length_ns)} between {gap.before} and {gap.after}, in {gap.around}"
+    yield Finding(6, f"{size} of the request belongs to no layer that was seen.", evidence, "", "warn")
+
+
+def _dilation(trace: Trace, found: Analysis) -> Iterator[Finding]:
+    deep, warm = found.passes.get("deep"), found.passes.get("warm")
+    if deep is None or warm is None or deep.dilation is None:
+        return
+    parts = []
+    for phase in ("prefill", "decode"):
+        ratio = _compare.step_dilation(deep.steps, warm.steps, phase)
+        if ratio is not None:
+            parts.append(f"{phase} steps {ratio:.2f} times (median)")
+    status = "warn" if deep.dilation > STRETCHED else "ok"
+    sentence = f"Deep probing stretched the request to {deep.dilation:.2f} times its warm time"
+    sentence += "; take the shares below a step as rough." if status == "warn" else "."
+    yield Finding(4, sentence, ", ".join(parts), "", status)
+
+
+def _queue_wait(trace: Trace, found: Analysis) -> Iterator[Finding]:
+    main = found.main
+    waits = [r for r in main.view.rows if trace.layer[r] == 6 and name_of(trace, r) == "queue wait"]
+    waited = sum(trace.end_ns[r] - trace.start_ns[r] for r in waits)
+    whole = main.ttft_ns or main.wall_ns
+    if waited > 5 * _SMALL_NS and waited > whole // 4:
+        first = main.steps[0] if main.steps else None
+        others = first.batch_size - 1 if first is not None and first.batch_size else 0
+        evidence = f"{duration(waited)} of {duration(whole)}"
+        if others:
+            evidence += f"; its first step held {plural(others, 'other request')}"
+        yield Finding(6, "The request waited in the engine's queue for much of its time to the first token.", evidence,
+                      "send fewer requests at once, or add capacity", "warn")  # fmt: skip
+
+
+def _shared(trace: Trace, found: Analysis) -> Iterator[Finding]:
+    steps = found.steps
+    crowded = [s.batch_size for s in steps if s.batch_size is not None and s.batch_size > 1]
+    if crowded:
+        sentence = f"{len(crowded)} of {plural(len(steps), 'step')} also served other requests."
+        yield Finding(6, sentence, f"up to {max(crowded)} requests in a batch", "", "ok")
+    preempted = sum(s.preempted for s in steps)
+    if preempted:
+        yield Finding(6, f"The engine took KV blocks away from {plural(preempted, 'request')} during these steps.", "",
+                      "give the KV cache more memory, or admit fewer requests at once", "warn")  # fmt: skip
+
+
+def _bursts(trace: Trace, found: Analysis) -> Iterator[Finding]:
+    main = found.main
+    times = [int(at) for at, _ in main.view.exchange.get("chunks") or ()]
+    if len(times) < 5:
+        return
+    intervals = [b - a for a, b in pairwise(times)]
+    mean = (times[-1] - times[0]) / len(intervals)
+    together = sum(1 for i in intervals if i < mean / 10)
+    decode = [s.wall_ns for s in main.steps if s.phase == "decode"]
+    at_once = times[-1] - times[0] < main.wall_ns / 20 and (not decode or sum(decode) > 4 * (times[-1] - times[0]))
+    if at_once:
+        known = f"; its decode steps took {duration(sum(decode))}" if decode else ""
+        yield Finding(
+            8, "The reply arrived almost at once at the end: something between the engine and here holds it back.",
+            f"{len(times)} chunks within {duration(times[-1] - times[0])}, {duration(times[0])} after the request"
+            f"{known}",
+            "switch off buffering in the proxy (nginx: proxy_buffering off)" if decode
+            else "see whether a proxy buffers, or the reply was cached", "warn" if decode else "unknown",
+        )  # fmt: skip
+    elif together >= len(intervals) / 2:
+        yield Finding(8, "Tokens arrived in bursts.",
+                      f"{together} of {len(intervals)} chunks came right behind the one before",
+                      "a proxy that buffers, speculative decoding and multi-step scheduling all look like this from "
+                      "here; compare `write chunk` with the arrivals where the server is seen", "ok")  # fmt: skip
+
+
+def _late_token(trace: Trace, found: Analysis) -> Iterator[Finding]:
+    rows = [t for t in found.tokens if t.itl_ns is not None]
+    if len(rows) < 5:
+        return
+    middle = median(t.itl_ns or 0 for t in rows)
+    worst = max(rows, key=lambda t: t.itl_ns or 0)
+    late = worst.itl_ns or 0
+    if late > 3 * middle and late - middle > 20 * _SMALL_NS:
+        sentence = f"Token {worst.index} {worst.text!r} came {duration(late)} after the one before, the median is " \
+                   f"{duration(middle)}."  # fmt: skip
+        yield Finding(6, sentence, _step_before(found, worst.arrival_ns or 0), "", "ok")
+
+
+def _step_before(found: Analysis, arrival_ns: int) -> str:
+    ended = [s for s in found.steps if s.start_ns + s.wall_ns <= arrival_ns]
+    if not ended:
+        return ""
+    step = ended[-1]
+    which = f"step {step.index}" if step.index is not None else "its step"
+    return f"{which} ({step.phase}) took {duration(step.wall_ns)}"
+
+
+def _stitching(trace: Trace, found: Analysis) -> Iterator[Finding]:
+    told = trace.meta.get("stitch")
+    if not isinstance(told, dict):
+        return
+    early = told.get("clamped_early_max_ns", 0)
+    if early > _SMALL_NS:
+        yield Finding(8, "Some spans began before what they are part of and were cut: the clocks may not agree.",
+                      f"by up to {duration(early)}", "", "unknown")  # fmt: skip
+    lost = told.get("cycles", 0) + told.get("repaired", 0) + told.get("duplicate_keys", 0)
+    if lost:
+        yield Finding(6, f"{plural(lost, 'record')} contradicted others and hang where their times put them.",
+                      "", "", "unknown")  # fmt: skip
+
+
+_PARTS: tuple[Callable[[Trace, Analysis], Iterator[Finding]], ...] = (
+    _failed, _different_replies, _reply_cut, _token_counts, _unattributed, _cold, _compiled_again, _facts_of_caches,
+    _prefix_cache, _queue_wait, _shared, _bursts, _late_token, _dilation, _stitching,
+)  # fmt: skip

@@ -1,0 +1,115 @@
+"""The eight layers as they stood: seen, idle or unseen, their own time down and up, and where that time is from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokentrace.analyze._passes import PassView, name_of
+from tokentrace.analyze._sweep import Place
+from tokentrace.layers import Layer, load
+from tokentrace.model import DOWN, UP, Trace
+
+MEASURED, PROPORTIONS = "measured", "deep proportions"
+_RANK = {"seen": 0, "idle": 1, "unseen": 2}
+
+
+@dataclass(slots=True)
+class LayerTimes:
+    """One layer. Own times are None where they are not known; `source` says how they were found, or why not."""
+
+    layer: Layer
+    status: str
+    reason: str
+    fix: str
+    own_ns_down: int | None
+    own_ns_up: int | None
+    source: str
+    evidence: int  # spans of this layer in the pass that shows it best
+    evidence_pass: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def own_ns(self) -> int | None:
+        if self.own_ns_down is None and self.own_ns_up is None:
+            return None
+        return (self.own_ns_down or 0) + (self.own_ns_up or 0)
+
+
+def layer_times(
+    trace: Trace,
+    main: PassView,
+    deep: PassView | None,
+    own: Mapping[Place, int],
+    shared: Mapping[Place, int] | None,
+) -> list[LayerTimes]:
+    """All eight, nearest the user first. `shared` is the model's time by the deep pass's proportions, if it was."""
+    views = [main] if deep is None or deep is main else [main, deep]
+    counts = {view.name: _counts(trace, view) for view in views}
+    result = []
+    for layer in load():
+        number = layer.number
+        state = _state(number, views)
+        # On a tie the pass whose times these are.
+        best = max(views, key=lambda v: counts[v.name].get(number, (0, 0))[0])
+        times = shared if shared is not None and number in (5, 4, 3) else own
+        source = PROPORTIONS if times is shared and number in (5, 4, 3) else MEASURED
+        down: int | None = times.get((number, DOWN), 0)
+        up: int | None = times.get((number, UP), 0)
+        why = _unknown(number, str(state["status"]), [counts[v.name].get(number, (0, 0)) for v in views], shared)
+        if why and not down and not up:
+            down = up = None
+            source = why
+        result.append(
+            LayerTimes(
+                layer,
+                str(state["status"]),
+                str(state.get("reason") or ""),
+                str(state.get("fix") or ""),
+                down,
+                up,
+                source,
+                counts[best.name].get(number, (0, 0))[0],
+                best.name,
+                dict(state.get("facts") or {}),
+            )
+        )
+    return result
+
+
+def _unknown(number: int, status: str, counts: list[tuple[int, int]], shared: Mapping[Place, int] | None) -> str:
+    """Why a layer's own time is not known; "" when it is."""
+    if status == "unseen":
+        return "unseen"
+    if number == 1:
+        return "power has no time of its own"
+    if status == "idle":
+        return ""
+    if counts[0][1]:
+        return ""
+    if number in (5, 4, 3) and shared is not None:
+        return ""
+    if number == 2 and counts[0][0]:
+        return ""  # cache look-ups are instants: that they took nothing is known
+    if not any(timed for _, timed in counts):
+        return "seen from outside, without times"
+    return "" if number == 2 else "seen only in the deep pass"
+
+
+def _counts(trace: Trace, view: PassView) -> dict[int, tuple[int, int]]:
+    """For each layer how many spans there are, and how many of them have a length."""
+    found: dict[int, tuple[int, int]] = {}
+    for row in view.rows:
+        if name_of(trace, row) != "unseen":
+            every, timed = found.get(trace.layer[row], (0, 0))
+            found[trace.layer[row]] = every + 1, timed + (trace.end_ns[row] > trace.start_ns[row])
+    return found
+
+
+def _state(number: int, views: list[PassView]) -> Mapping[str, Any]:
+    """The better of the passes' states; the first one's when they are equal."""
+    states = [view.states[number] for view in views if number in view.states]
+    if not states:
+        return {"status": "unseen", "reason": "its probe did not run", "fix": ""}
+    return min(states, key=lambda s: _RANK.get(str(s.get("status")), 2))

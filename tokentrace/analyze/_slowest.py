@@ -1,0 +1,107 @@
+"""The slowest thing of a request in one sentence, and the operators that took the time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from tokentrace.analyze._passes import PassView, name_of
+from tokentrace.analyze._steps import StepRow
+from tokentrace.analyze._sweep import Gap
+from tokentrace.analyze._text import duration, plural, share
+from tokentrace.model import Trace
+
+
+@dataclass(slots=True)
+class OperatorRow:
+    """Calls of one operator or kernel and the time that was its own, in the pass that saw operators."""
+
+    name: str
+    calls: int
+    own_ns: int
+    total_ns: int
+    shapes: str  # of the call with the most own time
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def operators(trace: Trace, view: PassView, own: Mapping[int, int], count: int = 20) -> list[OperatorRow]:
+    """By own time, the most first. A leaf operator is the operator itself, seen in layer 3."""
+    found: dict[str, OperatorRow] = {}
+    longest: dict[str, int] = {}
+    for row in view.rows:
+        if trace.layer[row] not in (4, 3):
+            continue
+        name = name_of(trace, row)
+        if name == "unseen":
+            continue
+        name = name.removeprefix("leaf ")
+        entry = found.setdefault(name, OperatorRow(name, 0, 0, 0, ""))
+        entry.calls += 1
+        entry.total_ns += trace.end_ns[row] - trace.start_ns[row]
+        spent = own.get(row, 0)
+        entry.own_ns += spent
+        if spent > longest.get(name, -1):
+            longest[name] = spent
+            shapes = trace.attributes(row).get("tokentrace.op.input_shapes")
+            entry.shapes = str(shapes) if shapes else ""
+    return sorted(found.values(), key=lambda o: (-o.own_ns, o.name))[:count]
+
+
+def slowest(
+    trace: Trace,
+    view: PassView,
+    own: Mapping[int, int],
+    steps: list[StepRow],
+    gap: Gap | None,
+    top: list[OperatorRow],
+    layers_own_ns: int,
+) -> str:
+    """Which part took most of the wall time, and where in it. `layers_own_ns`: operators' own time in their pass."""
+    candidates: list[tuple[int, str]] = []
+    for phase, title in (("prefill", "Prefill"), ("decode", "Decoding"), ("mixed", "Mixed prefill and decode")):
+        chosen = [s for s in steps if s.phase == phase]
+        if chosen:
+            spent = sum(s.wall_ns for s in chosen)
+            candidates.append((spent, f"{title} took {{}}: {_steps_text(chosen)}"))
+    names: dict[tuple[int, str], int] = {}
+    compiling = 0
+    in_steps = {"step", "schedule", "prepare batch", "update batch", "forward", "sample"} if steps else set()
+    for row, spent in own.items():
+        name, layer = name_of(trace, row), trace.layer[row]
+        if layer == 2:
+            compiling += spent
+        elif layer >= 5 and not (layer in (5, 6) and name in in_steps):
+            names[layer, name] = names.get((layer, name), 0) + spent
+    if compiling:
+        candidates.append((compiling, "Compiling took {}"))
+    if names:
+        (layer, name), spent = max(names.items(), key=lambda item: item[1])
+        candidates.append((spent, f"`{name}` (layer {layer}) took {{}}"))
+    if gap is not None:
+        candidates.append(
+            (gap.length_ns, f"Time of no layer took {{}}, between {gap.before} and {gap.after} (in {gap.around})")
+        )
+    if not candidates:
+        return ""
+    spent, sentence = max(candidates, key=lambda c: c[0])
+    text = sentence.format(f"{duration(spent)}, {share(spent, view.wall_ns)} of the request")
+    if top and layers_own_ns and sentence.startswith(("Prefill", "Decoding", "Mixed")):
+        text += f"; inside, {top[0].name} had {share(top[0].own_ns, layers_own_ns)} of the operators' time"
+    return f"{text}."
+
+
+def _steps_text(chosen: list[StepRow]) -> str:
+    if len(chosen) == 1:
+        tokens = chosen[0].tokens
+        return "1 step" + (f" of {plural(tokens, 'token')}" if tokens is not None else "")
+    middle = median(s.wall_ns for s in chosen)
+    worst = max(chosen, key=lambda s: s.wall_ns)
+    text = f"{len(chosen)} steps of {duration(middle)} (median)"
+    if worst.wall_ns > 2 * middle:
+        which = f" (step {worst.index})" if worst.index is not None else ""
+        text += f", the longest {duration(worst.wall_ns)}{which}"
+    return text

@@ -1,0 +1,90 @@
+"""Layers 5 to 3 of a light pass: its `forward` and `sample` times, shared out as the deep pass saw them.
+
+Light probes do not look below these two, deep probes stretch what they look at. So the time is the light pass's and
+only the proportions are the deep one's: separately for each part and phase (forward of a prefill, of a decode, …).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tokentrace.analyze._passes import PassView
+from tokentrace.analyze._sweep import Place, direction_of
+from tokentrace.model import Trace
+
+_MODEL = (5, 4, 3)
+#: Name of the outermost span of layer 5, phase of its step.
+Part = tuple[str, str]
+
+
+def divide(amount: int, weights: Sequence[int]) -> list[int]:
+    """`amount` in whole numbers in proportion to the weights; the sum is exact (largest remainder)."""
+    total = sum(weights)
+    if total <= 0:
+        return [amount, *([0] * (len(weights) - 1))] if weights else []
+    shares = [amount * weight // total for weight in weights]
+    by_rest = sorted(range(len(weights)), key=lambda i: (-(amount * weights[i] % total), i))
+    for index in by_rest[: amount - sum(shares)]:
+        shares[index] += 1
+    return shares
+
+
+def parts(trace: Trace, view: PassView, own: Mapping[int, int]) -> dict[Part, dict[Place, int]]:
+    """Own time of layers 5 to 3 by part of the model and place, ns."""
+    part_of: dict[int, Part] = {}
+    found: dict[Part, dict[Place, int]] = {}
+    for row, spent in own.items():
+        if trace.layer[row] in _MODEL:
+            part = _part(trace, row, part_of)
+            places = found.setdefault(part, {})
+            place = trace.layer[row], direction_of(trace, row)
+            places[place] = places.get(place, 0) + spent
+    return found
+
+
+def _part(trace: Trace, row: int, known: dict[int, Part]) -> Part:
+    """The outermost span of layer 5 that this row lies in."""
+    path = []
+    outermost = row
+    at = row
+    while at > 0 and at not in known and trace.layer[at] in (5, 4, 3, 2):
+        path.append(at)
+        if trace.layer[at] == 5:
+            outermost = at
+        at = trace.parent[at]
+    if at in known:
+        part = known[at]
+    else:
+        phase = str(trace.attributes(at).get("tokentrace.step.phase", "")) if at > 0 else ""
+        part = trace.names[trace.name[outermost]], phase
+    known.update(dict.fromkeys(path, part))
+    return part
+
+
+def by_proportions(
+    light: Mapping[Part, Mapping[Place, int]], deep: Mapping[Part, Mapping[Place, int]]
+) -> dict[Place, int] | None:
+    """The light pass's time of layers 5 to 3, shared out; None when the deep pass shows no more than the light one."""
+    if not any(place[0] < 5 for places in deep.values() for place in places):
+        return None
+    result: dict[Place, int] = {}
+    for (name, phase), places in light.items():
+        weights = dict(deep.get((name, phase), {})) or _any_phase(deep, name)
+        amount = sum(places.values())
+        if not any(weights.values()) or any(place[0] < 5 for place in places):
+            for place, spent in places.items():
+                result[place] = result.get(place, 0) + spent
+            continue
+        targets = sorted(weights, reverse=True)
+        for place, spent in zip(targets, divide(amount, [weights[t] for t in targets]), strict=True):
+            result[place] = result.get(place, 0) + spent
+    return result
+
+
+def _any_phase(deep: Mapping[Part, Mapping[Place, int]], name: str) -> dict[Place, int]:
+    found: dict[Place, int] = {}
+    for (other, _), places in deep.items():
+        if other == name:
+            for place, spent in places.items():
+                found[place] = found.get(place, 0) + spent
+    return found
