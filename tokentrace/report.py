@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokentrace import analyze
-from tokentrace.layers import load
 from tokentrace.model import DOWN, UP, Trace
 
 SCHEMA = "tokentrace.report/1"
@@ -48,8 +47,11 @@ class Report:
     unattributed_ns: int
     layers: list[LayerRow]
     passes: dict[str, dict[str, Any]]
-    gaps: list[tuple[int, int]]
+    gaps: list[dict[str, Any]]
     slowest: str
+    cold: str = ""
+    operators: list[dict[str, Any]] = field(default_factory=list)
+    token_rows: list[dict[str, Any]] = field(default_factory=list)
     findings: list[dict[str, Any]] = field(default_factory=list)
     spans: dict[str, int] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
@@ -89,8 +91,11 @@ class Report:
                 for r in self.layers
             ],
             "passes": self.passes,
-            "gaps": [{"start_ns": start, "duration_ns": length} for start, length in self.gaps],
+            "gaps": self.gaps,
             "slowest": self.slowest,
+            "cold": self.cold,
+            "operators": self.operators,
+            "token_times": self.token_rows,
             "spans": self.spans,
             "findings": self.findings,
             "files": self.files,
@@ -101,166 +106,66 @@ class Report:
 
 def build(trace: Trace) -> Report:
     """The report of a whole (unfolded) trace as `stitch` made it."""
-    found = analyze.passes(trace)
-    times, estimated = analyze.headline(found)
-    facts = trace.meta.get("passes") or {}
-    exchange = (facts.get(times.name) or {}).get("exchange") or {}
+    found = analyze.analyze(trace)
+    main = found.main
+    exchange = main.view.exchange
     report = Report(
         trace_id=trace.trace_id_hex,
         reply=str(exchange.get("text") or exchange.get("reasoning") or ""),
         model=str(exchange.get("model") or exchange.get("response_model") or ""),
-        headline=times.name,
-        wall_ns=times.wall_ns,
-        ttft_ns=exchange.get("ttft_ns"),
+        headline=main.name,
+        wall_ns=main.wall_ns,
+        ttft_ns=main.ttft_ns,
         tokens={"input": exchange.get("input_tokens"), "output": exchange.get("output_tokens")},
-        coverage=times.coverage,
-        unattributed_ns=times.unattributed_ns,
-        layers=_rows(trace, times, estimated, facts, found),
-        passes=_passes(found, facts),
-        gaps=times.gaps,
-        slowest=analyze.slowest(trace, times),
+        coverage=main.coverage,
+        unattributed_ns=main.unattributed_ns,
+        layers=[_row(found, times, main.wall_ns) for times in found.layers],
+        passes={name: _pass(one) for name, one in found.passes.items()},
+        gaps=[gap.as_dict() for gap in found.gaps],
+        slowest=found.slowest,
+        cold=found.cold_sentence,
+        operators=[row.as_dict() for row in found.operators[:20]],
+        token_rows=[row.as_dict() for row in found.tokens],
         notes=list(exchange.get("notes") or ()),
         spans={"produced": len(trace)},
     )
-    report.findings = _findings(found, facts, times)
+    report.findings = [
+        {"layer": f.layer, "status": f.status, "sentence": f.sentence, "evidence": f.evidence, "fix": f.fix}
+        for f in found.findings
+    ]
     if exchange.get("error"):
         report.error = {"message": exchange["error"], "layer": exchange["error_layer"], "fix": exchange["fix"]}
     return report
 
 
-def _rows(
-    trace: Trace,
-    times: analyze.PassTimes,
-    estimated: bool,
-    facts: dict[str, Any],
-    found: dict[str, analyze.PassTimes],
-) -> list[LayerRow]:
-    count = dict.fromkeys(range(9), 0)
-    for row in range(len(trace)):
-        if trace.names[trace.name[row]] != "unseen":
-            count[trace.layer[row]] += 1
-    rows = []
-    for layer in load():
-        state = _state(facts, layer.number, times.name)
-        seen = state["status"] == "seen"
-        down, up = (times.own_ns.get((layer.number, way), 0) for way in (DOWN, UP))
-        known = seen and layer.number != 1
-        forms = _forms(trace, layer.number)
-        rows.append(
-            LayerRow(
-                layer.number,
-                layer.id,
-                layer.title,
-                state["status"],
-                state["reason"],
-                state["fix"],
-                forms[0] or layer.form_down[0],
-                forms[1] or layer.form_down[1],
-                forms[2] or layer.form_up[0],
-                forms[3] or layer.form_up[1],
-                down if known else None,
-                up if known else None,
-                (down + up) / times.wall_ns if known and times.wall_ns else None,
-                count[layer.number],
-                "deep proportions" if estimated and layer.number in (3, 4, 5) else "measured",
-            )
-        )
-    return rows
-
-
-def _state(facts: dict[str, Any], number: int, headline: str) -> dict[str, str]:
-    """The state in the headline pass, or a better one from another pass (layers only probed there)."""
-    best = {"status": "unseen", "reason": "not asked for", "fix": ""}
-    order = [headline, *[name for name in reversed(list(facts)) if name != headline]]
-    ranks = {"seen": 2, "idle": 1, "unseen": 0}
-    first = True
-    for name in order:
-        for state in (facts.get(name) or {}).get("states") or ():
-            if state["layer"] != number:
-                continue
-            better = ranks.get(state["status"], 0) > ranks.get(best["status"], 0)
-            told = "not probed in" not in state["reason"]
-            if first or better or (told and "not probed in" in best["reason"]):
-                best, first = state, False
-    return best
-
-
-def _forms(trace: Trace, number: int) -> tuple[str, str, str, str]:
-    """The token's form in and out, down and up, from the first spans that carry one."""
-    forms = {(DOWN, "in"): "", (DOWN, "out"): "", (UP, "in"): "", (UP, "out"): ""}
-    prefer = {5: ("embed_tokens", "sample"), 7: ("chat template", "encode", "decode"), 8: ("send", "stream")}.get(
-        number
+def _row(found: analyze.Analysis, times: analyze.LayerTimes, wall_ns: int) -> LayerRow:
+    layer = times.layer
+    down, up = found.forms[layer.number, DOWN], found.forms[layer.number, UP]
+    own = times.own_ns
+    return LayerRow(
+        layer.number,
+        layer.id,
+        layer.title,
+        times.status,
+        times.reason,
+        times.fix,
+        *down,
+        *up,
+        times.own_ns_down,
+        times.own_ns_up,
+        own / wall_ns if own is not None and wall_ns else None,
+        times.evidence,
+        times.source,
     )
-    for row in range(len(trace)):
-        if trace.layer[row] != number or (prefer and trace.names[trace.name[row]] not in prefer):
-            continue
-        way = trace.direction[row]
-        attributes = trace.attributes(row)
-        for side in ("in", "out"):
-            value = attributes.get(f"tokentrace.form.{side}")
-            key = (way, side)
-            if (
-                value
-                and key in forms
-                and (not forms[key] or (number == 7 and way == DOWN and side == "out" and "ids" in value))
-            ):
-                if number == 7 and way == DOWN and side == "out" and "ids" not in value:
-                    continue
-                forms[key] = str(value)
-        if all(forms.values()):
-            break
-    return forms[DOWN, "in"], forms[DOWN, "out"], forms[UP, "in"], forms[UP, "out"]
 
 
-def _passes(found: dict[str, analyze.PassTimes], facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    base = found.get("warm")
+def _pass(one: analyze.PassTimes) -> dict[str, Any]:
     return {
-        name: {
-            "wall_ns": times.wall_ns,
-            "ttft_ns": ((facts.get(name) or {}).get("exchange") or {}).get("ttft_ns"),
-            "dilation": times.wall_ns / base.wall_ns if base is not None and base.wall_ns else None,
-            "coverage": times.coverage,
-            "unattributed_ns": times.unattributed_ns,
-            "own_ns": {f"{layer}.{way}": ns for (layer, way), ns in sorted(times.own_ns.items(), reverse=True)},
-            "steps": times.steps,
-        }
-        for name, times in found.items()
+        "wall_ns": one.wall_ns,
+        "ttft_ns": one.ttft_ns,
+        "dilation": one.dilation,
+        "coverage": one.coverage,
+        "unattributed_ns": one.unattributed_ns,
+        "own_ns": {f"{layer}.{way}": ns for (layer, way), ns in sorted(one.own.items(), reverse=True)},
+        "steps": [step.as_dict() for step in one.steps],
     }
-
-
-def _findings(
-    found: dict[str, analyze.PassTimes], facts: dict[str, Any], times: analyze.PassTimes
-) -> list[dict[str, Any]]:
-    findings: list[dict[str, Any]] = []
-
-    def add(layer: int, status: str, sentence: str, evidence: str = "", fix: str = "") -> None:
-        findings.append({"layer": layer, "status": status, "sentence": sentence, "evidence": evidence, "fix": fix})
-
-    texts = {
-        n: (f.get("exchange") or {}).get("text") for n, f in facts.items() if (f.get("exchange") or {}).get("complete")
-    }
-    if len(set(texts.values())) > 1:
-        add(6, "warn", "The passes produced different tokens, so their times do not compare.", str(texts))
-    cold, warm, deep = (found.get(n) for n in ("cold", "warm", "deep"))
-    if cold and warm and warm.wall_ns:
-        extra = cold.wall_ns - warm.wall_ns
-        compiled = cold.layer_ns(2) - warm.layer_ns(2)
-        if extra > warm.wall_ns * 0.05:
-            part = f", {compiled / 1e6:.0f} ms of it compiling" if compiled > 0 else ""
-            add(
-                2 if compiled > 0 else 5,
-                "ok",
-                f"The first request took {extra / 1e6:.0f} ms longer than the second{part}.",
-            )
-    cached = sum(step["cached_tokens"] or 0 for step in times.steps)
-    if cached:
-        add(
-            6,
-            "ok",
-            f"The prefix cache held {cached} tokens of the prompt in the {times.name} pass: its prefill was shorter.",
-        )
-    if deep and warm and warm.wall_ns:
-        add(4, "ok", f"Probing every layer stretched the request {deep.wall_ns / warm.wall_ns:.2f} times.")
-    if "warm" in found and times.coverage < 0.95:
-        add(8, "warn", f"{1 - times.coverage:.0%} of the request lies in no span of work.")
-    return findings

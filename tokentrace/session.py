@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from tokentrace.agent_client import AgentClient
 from tokentrace.client.settings import Endpoint
-from tokentrace.errors import ProbeUnavailable, TokentraceError
+from tokentrace.errors import EngineError, ProbeUnavailable, TokentraceError
 from tokentrace.exchange import Exchange
 from tokentrace.layers import by_number
 from tokentrace.model import IdSource, Process, Record, Trace
@@ -89,7 +89,13 @@ def run_passes(
         )
         context.options.setdefault("pids", [agent.facts().get("pid")] if agent is not None else [])
         ui.progress(f"{name} pass" if len(passes) > 1 else "request")
-        one = _one_pass(ask, endpoint, context, trace_id, ids.span_id(), ui if not exchanges else _Silent(ui))
+        try:
+            one = _one_pass(ask, endpoint, context, trace_id, ids.span_id(), ui if not exchanges else _Silent(ui))
+        except EngineError as error:  # the engine went away between two passes
+            outcome_error = (failure() if failure is not None else None) or error
+            if not done:
+                raise outcome_error from error
+            break
         done.append(one)
         assert one.exchange is not None
         exchanges[name] = one.exchange

@@ -24,10 +24,11 @@ def print_report(report: Report, console: Console, *, detail: bool = False) -> N
         f"{report.coverage:.1%} of the time is explained"
     )
     if report.gaps:
-        told = ", ".join(f"{_ms(length)} at {_ms(start)}" for start, length in report.gaps[:3])
-        console.print(f"largest gaps: {told}")
-    if report.slowest:
-        console.print(escape(report.slowest))
+        told = ", ".join(f"{_ms(g['length_ns'])} at {_ms(g['start_ns'])} ({g['around']})" for g in report.gaps[:3])
+        console.print(escape(f"largest gaps: {told}"))
+    for sentence in (report.slowest, report.cold):
+        if sentence:
+            console.print(escape(sentence))
     if len(report.passes) > 1:
         console.print(", ".join(f"{n} {_ms(p['wall_ns'])}" for n, p in report.passes.items()))
     for finding in report.findings:
@@ -37,11 +38,7 @@ def print_report(report: Report, console: Console, *, detail: bool = False) -> N
     for note in report.notes:
         console.print(escape(f"note: {note}"))
     if detail:
-        for step in report.passes[report.headline]["steps"]:
-            console.print(
-                f"  step {step['index']} {step['phase']}: {step['tokens']} tokens, batch {step['batch']}, "
-                f"{_ms(step['duration_ns'])}"
-            )
+        _detail(report, console)
     for path in report.files:
         console.print(escape(path), soft_wrap=True)
 
@@ -70,7 +67,7 @@ def _table(report: Report, console: Console, ascii_only: bool) -> None:
     share = report.unattributed_ns / report.wall_ns if report.wall_ns else 0.0
     table.add_row("  unattributed", "", _ms(report.unattributed_ns), "", f"{share:.1%}", "")
     console.print(table)
-    if any(row.source != "measured" for row in report.layers):
+    if any(_estimated(row) for row in report.layers):
         console.print("~ measured as one in the warm request, shared out in the proportions of the deep one")
     for row in report.layers:
         if row.reason:
@@ -79,8 +76,24 @@ def _table(report: Report, console: Console, ascii_only: bool) -> None:
             console.print(escape(f"    to see it: {row.fix}"))
 
 
+def _detail(report: Report, console: Console) -> None:
+    from rich.markup import escape
+
+    for step in report.passes[report.headline]["steps"]:
+        console.print(f"  step {step['index']} {step['phase']}: {step['batch_tokens']} tokens, {_ms(step['wall_ns'])}")
+    for row in report.operators:
+        console.print(escape(f"  {_ms(row['own_ns'])} own in {row['calls']} calls of {row['name']} {row['shapes']}"))
+    for token in report.token_rows:
+        since = "" if token["itl_ns"] is None else f", {_ms(token['itl_ns'])} after the one before"
+        console.print(escape(f"  token {token['index']} {token['text']!r}{since}"))
+
+
 def _own(row: LayerRow, ns: int | None) -> str:
-    return "-" if ns is None else ("~" if row.source != "measured" else "") + _ms(ns)
+    return "-" if ns is None else ("~" if _estimated(row) else "") + _ms(ns)
+
+
+def _estimated(row: LayerRow) -> bool:
+    return row.own_ns_down is not None and row.source == "deep proportions"
 
 
 def _share(row: LayerRow) -> str:
