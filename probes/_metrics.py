@@ -1,95 +1,226 @@
-"""What a serving engine tells on /metrics, whatever it calls it: vLLM old and new, SGLang, the local engine."""
+"""What serving engines tell on /metrics, whatever they call it, by engine.
+
+Names: the local engine, vLLM (old and new ones; of two that mean the same the newer is taken), SGLang, Text Generation
+Inference, llama.cpp; those of the others are from their documentation and source. A figure that is not there stays
+unknown; it is never 0. Several engines behind one address (labels tell them apart) are kept apart: an average or a
+share of several is not formed.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-#: our name -> names in use. Gauges are read as they stand; of a histogram the sum and the count.
-GAUGES = {
-    "running": ("vllm:num_requests_running", "sglang:num_running_reqs", "tokentrace:num_requests_running"),
-    "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "tokentrace:num_requests_waiting"),
+GAUGES: Mapping[str, tuple[str, ...]] = {
+    "running": (
+        "vllm:num_requests_running",
+        "sglang:num_running_reqs",
+        "tokentrace:num_requests_running",
+        "tgi_batch_current_size",
+        "llamacpp:requests_processing",
+    ),
+    "waiting": (
+        "vllm:num_requests_waiting",
+        "sglang:num_queue_reqs",
+        "tokentrace:num_requests_waiting",
+        "tgi_queue_size",
+        "llamacpp:requests_deferred",
+    ),
+    # a share, 1 is full
     "kv_usage": (
         "vllm:kv_cache_usage_perc",
         "vllm:gpu_cache_usage_perc",
         "sglang:token_usage",
         "tokentrace:kv_cache_usage_perc",
+        "llamacpp:kv_cache_usage_ratio",
     ),
 }
-HISTOGRAMS = {
-    "queue_s": (
+#: Seconds; `_sum` and `_count` are read.
+HISTOGRAMS: Mapping[str, tuple[str, ...]] = {
+    "queue": (
         "vllm:request_queue_time_seconds",
         "sglang:queue_time_seconds",
         "tokentrace:request_queue_time_seconds",
+        "tgi_request_queue_duration",
     ),
-    "prefill_s": ("vllm:request_prefill_time_seconds", "tokentrace:request_prefill_time_seconds"),
-    "decode_s": ("vllm:request_decode_time_seconds", "tokentrace:request_decode_time_seconds"),
-    "ttft_s": (
+    "prefill": ("vllm:request_prefill_time_seconds", "tokentrace:request_prefill_time_seconds"),
+    "decode": ("vllm:request_decode_time_seconds", "tokentrace:request_decode_time_seconds"),
+    "inference": (
+        "vllm:request_inference_time_seconds",
+        "tokentrace:request_inference_time_seconds",
+        "tgi_request_inference_duration",
+    ),
+    "time_to_first_token": (
         "vllm:time_to_first_token_seconds",
         "sglang:time_to_first_token_seconds",
         "tokentrace:time_to_first_token_seconds",
     ),
-    "inter_token_s": (
-        "vllm:inter_token_latency_seconds",
+    "time_per_output_token": (
         "vllm:request_time_per_output_token_seconds",
+        "vllm:inter_token_latency_seconds",
         "vllm:time_per_output_token_seconds",
         "sglang:inter_token_latency_seconds",
+        "sglang:time_per_output_token_seconds",
         "tokentrace:inter_token_latency_seconds",
+        "tgi_request_mean_time_per_token_duration",
     ),
-    "e2e_s": (
+    "e2e": (
         "vllm:e2e_request_latency_seconds",
         "sglang:e2e_request_latency_seconds",
         "tokentrace:e2e_request_latency_seconds",
+        "tgi_request_duration",
     ),
 }
+COUNTERS: Mapping[str, tuple[str, ...]] = {
+    "prompt_tokens": (
+        "vllm:prompt_tokens_total",
+        "sglang:prompt_tokens_total",
+        "tokentrace:prompt_tokens_total",
+        "llamacpp:prompt_tokens_total",
+    ),
+    "generation_tokens": (
+        "vllm:generation_tokens_total",
+        "sglang:generation_tokens_total",
+        "tokentrace:generation_tokens_total",
+        "llamacpp:tokens_predicted_total",
+    ),
+    "cached_tokens": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total", "sglang:cached_tokens_total"),
+    "preemptions": ("vllm:num_preemptions_total",),
+}
+#: Labels that split the figures of one engine; all others tell engines apart.
+_WITHIN = frozenset(("le", "quantile", "finished_reason", "cache_source", "method"))
+#: A cache this full makes requests wait or be preempted.
+KV_WARN = 0.95
 
 
 @dataclass(slots=True)
-class Scrape:
-    """One reading: gauges as one value an engine, histograms as (sum, count) over all."""
+class Engine:
+    """One engine's figures at one time. `sums` holds (sum of seconds, number of requests) of each histogram."""
 
-    gauges: dict[str, list[float]] = field(default_factory=dict)
+    name: str = ""  # empty when there is only one
+    gauges: dict[str, float] = field(default_factory=dict)
     sums: dict[str, tuple[float, float]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, text: str) -> Scrape:
-        """From Prometheus text; what cannot be parsed counts as not there."""
-        from prometheus_client.parser import text_string_to_metric_families
-
-        values: dict[str, list[float]] = {}
-        try:
-            for family in text_string_to_metric_families(text):
-                for sample in family.samples:
-                    values.setdefault(sample.name, []).append(sample.value)
-        except ValueError:
-            return cls()
-        scrape = cls()
-        for name, known in GAUGES.items():
-            for one in known:
-                if one in values:
-                    scrape.gauges[name] = values[one]
-                    break
-        for name, known in HISTOGRAMS.items():
-            for one in known:
-                if f"{one}_sum" in values and f"{one}_count" in values:
-                    scrape.sums[name] = (sum(values[f"{one}_sum"]), sum(values[f"{one}_count"]))
-                    break
-        return scrape
+    counters: dict[str, float] = field(default_factory=dict)
 
 
-def difference(before: Scrape, after: Scrape) -> dict[str, Any]:
-    """Means over the requests counted between two scrapes, and the gauges as they stood at the second one.
+@dataclass(slots=True)
+class Change:
+    """What one engine did between two readings. `means` are seconds over `counts` requests."""
 
-    A share of several engines is averaged, never summed; counts of requests are summed.
+    engine: Engine  # as it stood at the second reading
+    means: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)
+    restarted: bool = False
+
+    @property
+    def finished(self) -> int | None:
+        """Requests that ended in between; None when this engine does not count them."""
+        return self.counts.get("e2e") if "e2e" in self.engine.sums else None
+
+
+def parse(text: str) -> list[Engine]:
+    """Every engine in a Prometheus text, in the order of their labels. Empty: none of the known figures is in it.
+
+    Raises ValueError when it is no Prometheus text.
     """
-    facts: dict[str, Any] = {}
-    for name, values in after.gauges.items():
-        facts[name] = sum(values) / len(values) if name == "kv_usage" else sum(values)
-        if len(values) > 1:
-            facts[f"{name}_by_engine"] = list(values)
-    for name, (total, count) in after.sums.items():
-        earlier = before.sums.get(name, (0.0, 0.0))
-        if count > earlier[1]:
-            facts[f"{name}_mean"] = (total - earlier[0]) / (count - earlier[1])
-            facts[f"{name}_count"] = int(count - earlier[1])
-    return facts
+    from prometheus_client.parser import text_string_to_metric_families
+
+    samples: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
+    for metric in text_string_to_metric_families(text):
+        for sample in metric.samples:
+            if _known(sample.name) and math.isfinite(sample.value):
+                labels = tuple(sorted(item for item in sample.labels.items() if item[0] not in _WITHIN))
+                values = samples.setdefault(labels, {})
+                # One engine's parts, such as requests by finish reason, add up.
+                values[sample.name] = values.get(sample.name, 0.0) + sample.value
+    _join(samples)
+    names = _names(list(samples))
+    return [_engine(names[labels], values) for labels, values in sorted(samples.items())]
+
+
+def _known(sample: str) -> bool:
+    return sample in _PLAIN or any(
+        sample.endswith(end) and sample[: -len(end)] in _SUMMED for end in ("_sum", "_count")
+    )
+
+
+_PLAIN = frozenset(name for table in (GAUGES, COUNTERS) for names in table.values() for name in names)
+_SUMMED = frozenset(name for names in HISTOGRAMS.values() for name in names)
+
+
+def _join(samples: dict[tuple[tuple[str, str], ...], dict[str, float]]) -> None:
+    """Put figures with fewer labels to the engine whose labels include theirs, if there is just one such: SGLang's
+    front end labels by model only, its schedulers by rank too. With several engines they stay figures of them all."""
+    for key in sorted(samples, key=len):
+        wider = [other for other in samples if len(other) > len(key) and set(other) > set(key)]
+        if len(wider) == 1:
+            values = samples.pop(key)
+            samples[wider[0]] = {**values, **samples[wider[0]]}
+
+
+def _engine(name: str, values: Mapping[str, float]) -> Engine:
+    found = Engine(name)
+    for table, target in ((GAUGES, found.gauges), (COUNTERS, found.counters)):
+        for ours, theirs in table.items():
+            for one in theirs:
+                if one in values:
+                    target[ours] = values[one]
+                    break
+    for ours, theirs in HISTOGRAMS.items():
+        for one in theirs:
+            if f"{one}_sum" in values and f"{one}_count" in values:
+                found.sums[ours] = (values[f"{one}_sum"], values[f"{one}_count"])
+                break
+    return found
+
+
+def _names(keys: list[tuple[tuple[str, str], ...]]) -> dict[tuple[tuple[str, str], ...], str]:
+    """A short name for each engine: the labels in which they differ."""
+    shared = set.intersection(*(set(key) for key in keys)) if keys else set()
+    return {
+        key: " ".join(f"{label} {value}" for label, value in key if (label, value) not in shared)
+        or ("" if len(keys) == 1 else "all engines")
+        for key in keys
+    }
+
+
+def change(before: list[Engine], after: list[Engine]) -> list[Change]:
+    """What each engine did between the two readings. An engine that was not there before began at nothing."""
+    earlier = {engine.name: engine for engine in before}
+    if len(before) == len(after) == 1:
+        earlier = {after[0].name: before[0]}
+    return [_change(earlier.get(engine.name), engine) for engine in after]
+
+
+def _change(before: Engine | None, after: Engine) -> Change:
+    found = Change(after)
+    was = before or Engine()
+    for name, (seconds, requests) in after.sums.items():
+        seconds_before, requests_before = was.sums.get(name, (0.0, 0.0))
+        if requests < requests_before:
+            found.restarted = True
+            continue
+        found.counts[name] = round(requests - requests_before)
+        if found.counts[name]:
+            found.means[name] = (seconds - seconds_before) / (requests - requests_before)
+    for name, value in after.counters.items():
+        if value < was.counters.get(name, 0.0):
+            found.restarted = True
+        else:
+            found.counters[name] = round(value - was.counters.get(name, 0.0))
+    if found.restarted:
+        found.means, found.counts, found.counters = {}, {}, {}
+    return found
+
+
+def warnings(engines: list[Engine]) -> list[str]:
+    """What a reader must know of these engines' state."""
+    found = []
+    for engine in engines:
+        of = f" of {engine.name}" if engine.name else ""
+        usage = engine.gauges.get("kv_usage")
+        if usage is not None and usage >= KV_WARN:
+            found.append(f"The KV cache{of} is {usage:.0%} full: new requests wait, and running ones may be preempted.")
+    return found

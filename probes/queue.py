@@ -1,22 +1,31 @@
-"""Layer 6: submission, waiting, and every step of the engine that served the request.
+"""Layer 6: how long the request waited, and every step of the engine that served it.
 
-From inside (agent): the engine's own steps with batch and KV blocks. From outside: the server's /metrics before and
-after; what it counts is everybody's, so the difference is labelled with how many requests ended in that time.
+From inside (the agent's group "engine"): submission, waiting, each step with its phase, batch, tokens and KV blocks.
+From outside: the server's /metrics before and after the request. What it counts is everybody's: the figures are this
+request's own only when it was the only one that ended in between, and the span says which of the two it is.
+
+`state.facts`: from inside steps, prefill_steps, decode_steps, queue_wait_ns, shared_steps, preempted; from outside
+engines (each with running, waiting, kv_usage and the means), findings (sentences).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tokentrace.errors import EndpointError, ProbeUnavailable
+from tokentrace.errors import EndpointError
 from tokentrace.model import DOWN, UP, Attributes, Record
-from tokentrace.probe import Finding, LayerState, ProbeContext, Raw
-from tokentrace.probes._metrics import Scrape, difference
+from tokentrace.probe import Agent, Finding, LayerState, ProbeContext, ProbeUnavailable, Raw, Server
+from tokentrace.probes import _metrics
+from tokentrace.probes._request import our_id
 
 LAYER = 6
-FIX = "trace a server with the agent in it, or one that offers /metrics (vLLM, SGLang)"
+GROUP = "engine"
+FIX = "use a server with the agent in it (tokentrace run without --url), or one that offers /metrics (vLLM, SGLang)"
 _NAMES = {"wait": "queue wait", "prepare": "prepare batch", "update": "update batch"}
+#: An engine may count a finished request a moment after its last chunk has arrived.
+_COUNTED_S = 0.5
 
 
 class QueueProbe:
@@ -26,116 +35,239 @@ class QueueProbe:
 
     def __init__(self) -> None:
         self.state = LayerState(LAYER)
-        self._agent: Any = None
-        self._before: Scrape | None = None
-        self._why = ""
+        self._agent: Agent | None = None
+        self._before: list[_metrics.Engine] | None = None
+        self._unread: ProbeUnavailable | None = None
 
     def check(self, context: ProbeContext) -> Iterable[Finding]:
-        return ()
+        if context.agent is not None:
+            return [Finding(LAYER, "the engine's steps can be seen through the agent")]
+        if context.server is None:
+            return [Finding(LAYER, "there is no server to ask", fix=FIX, status="unknown")]
+        try:
+            engines = _read(context.server)
+        except ProbeUnavailable as error:
+            return [Finding(LAYER, str(error), fix=error.fix, status="unknown")]
+        found = [Finding(LAYER, text, "/metrics", "send less at once, or give the cache more memory", "warn")
+                 for text in _metrics.warnings(engines)]  # fmt: skip
+        return found or [Finding(LAYER, "; ".join(_told(engine) for engine in engines), "/metrics")]
 
     def arm(self, context: ProbeContext) -> None:
         self.state = LayerState(LAYER)
+        self._before = self._unread = None
         if context.agent is not None:
-            context.agent.enable("engine")
+            context.agent.enable(GROUP)
             self._agent = context.agent
         elif context.server is not None:
             try:
-                self._before = Scrape.of(context.server.get_text("/metrics"))
-            except EndpointError as error:
-                self._why = str(error)
+                self._before = _read(context.server)
+            except ProbeUnavailable as error:
+                self._unread = error  # told by collect: the request itself is not touched by this
 
     def disarm(self) -> None:
         if self._agent is not None:
-            self._agent.disable("engine")
+            self._agent.disable(GROUP)
             self._agent = None
 
     def collect(self, context: ProbeContext) -> Iterable[Record]:
         if context.agent is None:
-            return [self._outside(context)]
-        rid = context.request_id
-        raws = context.agent.records("engine")
-        steps = {r.data["index"]: r for r in raws if r.name == "step"}
-        ours = {i for i, r in steps.items() if not rid or rid in r.data.get("reqs", {})}
-        records = [_record(raw, rid) for raw in raws if _belongs(raw, rid, ours)]
-        mine = [r for r in raws if r.data.get("rid") == rid and rid]
-        if mine:
-            first, last = min(r.start_ns for r in mine), max(r.end_ns for r in mine)
-            last = max([last, *(steps[i].end_ns for i in ours)])
-            attributes: Attributes = {"tokentrace.request_id": rid, "tokentrace.steps": len(ours)}
-            records.append(
-                Record(
-                    "request", LAYER, first, last, attributes, DOWN, mine[0].process, mine[0].thread,
-                    key=f"request:{rid}", parent_key=f"request-http:{rid}", request=rid, join="request_id",
-                    flow=True, envelope=True,
-                )
-            )  # fmt: skip
+            return self._outside(context)
+        raws = context.agent.records(GROUP)
+        steps = {(r.process, r.data["index"]): r for r in raws if r.name == "step"}
+        served = (str(rid) for step in steps.values() for rid in step.data.get("reqs", ()))
+        rid = our_id(context, served) or our_id(context, (str(r.data.get("rid", "")) for r in raws))
+        if not rid:
+            raise ProbeUnavailable(
+                "the engine recorded no request of ours" if not steps else "which of its requests is ours is not known",
+                fix="look at the server's log: the request may have been refused before it came to the engine",
+            )
+        ours = {key: step for key, step in steps.items() if rid in step.data.get("reqs", ())}
+        records = [_step(raw, rid) for raw in ours.values()]
+        records += [_part(raw) for raw in raws if (raw.process, raw.data.get("index")) in ours and raw.name in _PARTS]
+        own = [raw for raw in raws if raw.data.get("rid") == rid]
+        records += [_own(raw, rid) for raw in own]
         if not records:
             raise ProbeUnavailable("the engine recorded nothing for this request", fix="look at the server's log")
+        records.append(_request([*own, *ours.values()], rid))
+        self._facts(list(ours.values()), own)
         return records
 
-    def _outside(self, context: ProbeContext) -> Record:
-        exchange = context.exchange
-        if context.server is None or exchange is None or self._before is None:
-            raise ProbeUnavailable(f"seen only from outside, and {self._why or 'there is no server to ask'}", fix=FIX)
-        try:
-            after = Scrape.of(context.server.get_text("/metrics"))
-        except EndpointError as error:
-            raise ProbeUnavailable(f"seen only from outside, and {error}", fix=FIX) from error
-        facts = difference(self._before, after)
-        if not facts:
-            raise ProbeUnavailable("its /metrics has no figure that is known", fix=FIX)
-        self.state.facts.update(facts)
-        attributes = {f"tokentrace.metrics.{name}": value for name, value in facts.items()}
-        attributes["tokentrace.note"] = "from /metrics before and after; other requests of that time count too"
-        return Record(
-            "engine metrics", LAYER, exchange.start_ns, exchange.start_ns, attributes, DOWN,
-            parent_key="chat", flow=True, join="time",
-        )  # fmt: skip
+    def _facts(self, steps: Sequence[Raw], own: Sequence[Raw]) -> None:
+        facts = self.state.facts
+        facts["steps"] = len(steps)
+        for phase in ("prefill", "decode", "mixed"):
+            facts[f"{phase}_steps"] = sum(step.data.get("phase") == phase for step in steps)
+        facts["shared_steps"] = sum(int(step.data.get("batch") or 1) > 1 for step in steps)
+        waits = [raw.end_ns - raw.start_ns for raw in own if raw.name == "wait"]
+        if waits:
+            facts["queue_wait_ns"] = sum(waits)
+        for raw in own:
+            if raw.name == "finish":
+                facts["finish_reason"] = raw.data.get("reason", "")
+
+    def _outside(self, context: ProbeContext) -> list[Record]:
+        server, exchange = context.server, context.exchange
+        if self._unread is not None:
+            raise self._unread
+        if server is None or exchange is None or self._before is None:
+            raise ProbeUnavailable("there is no server to ask", fix=FIX)
+        changes = _metrics.change(self._before, _read(server))
+        deadline = time.monotonic() + _COUNTED_S
+        while exchange.complete and not _counted(changes) and time.monotonic() < deadline:
+            time.sleep(0.05)
+            changes = _metrics.change(self._before, _read(server))
+        self.state.facts["engines"] = [_plain(one) for one in changes]
+        self.state.facts["findings"] = _metrics.warnings([one.engine for one in changes])
+        if any(one.restarted for one in changes):
+            self.state.reason = "the engine was started anew in between: its counts say nothing of this request"
+        alone = sum(one.finished or 0 for one in changes) == 1
+        return [_metrics_record(one, alone, exchange.start_ns) for one in changes]
 
 
-def _belongs(raw: Raw, rid: str, ours: set[int]) -> bool:
-    if "index" in raw.data:
-        return raw.data["index"] in ours
-    return not rid or raw.data.get("rid") == rid
+_PARTS = frozenset(("schedule", "prepare", "update"))
+_FUNCTIONS = {"schedule": "schedule_batch", "prepare": "prepare_next_batch", "update": "update_batch"}
 
 
-def _record(raw: Raw, rid: str) -> Record:
+def _step(raw: Raw, rid: str) -> Record:
     data = raw.data
-    name = _NAMES.get(raw.name, raw.name)
-    way = UP if raw.name in ("update", "finish") else DOWN
-    request = f"request:{rid}"
-    place: dict[str, Any] = {"process": raw.process, "thread": raw.thread}
-    if raw.name == "step":
-        reqs: dict[str, int] = data["reqs"]
-        attributes: Attributes = {
-            "tokentrace.step.index": data["index"],
-            "tokentrace.step.phase": data["phase"],
-            "tokentrace.step.batch_size": data["batch"],
-            "tokentrace.step.scheduled_tokens": data["tokens"],
-            "tokentrace.step.request_tokens": reqs.get(rid, 0),
-            "tokentrace.step.running": data["running"],
-            "tokentrace.step.waiting": data["waiting"],
-            "tokentrace.step.kv_blocks_used": data["kv_used"],
-            "tokentrace.step.kv_blocks_total": data["kv_total"],
-            "tokentrace.step.preempted": len(data.get("preempted", ())),
-        }
-        cached = data.get("cached_tokens", {}).get(rid)
-        if cached is not None:
-            attributes["tokentrace.step.cached_tokens"] = cached
-        if data.get("ids", {}).get(rid) is not None:
-            attributes["tokentrace.token.id"] = data["ids"][rid]
-        attributes["tokentrace.form.in"] = f"{reqs.get(rid, 0)} of {data['tokens']} tokens in the batch"
-        return Record(
-            name, LAYER, raw.start_ns, raw.end_ns, attributes, way,
-            key=f"step:{raw.process}:{data['index']}", parent_key=request, join="request_id", **place,
-        )  # fmt: skip
-    if "index" in data:
-        return Record(name, LAYER, raw.start_ns, raw.end_ns, {}, way, join="time", **place)
-    attributes = {"tokentrace.tokens.count": data["tokens"]} if "tokens" in data else {}
-    if raw.name == "submit":
-        attributes["tokentrace.form.in"] = f"{data['tokens']} ids"
-        attributes["tokentrace.form.out"] = "request in the engine's queue"
+    reqs: dict[str, int] = data["reqs"]
+    mine, total = reqs.get(rid, 0), data.get("tokens") or sum(reqs.values())
+    attributes: Attributes = {
+        "tokentrace.step.index": data["index"],
+        "tokentrace.step.phase": data.get("phase", ""),
+        "tokentrace.step.batch_size": data.get("batch", len(reqs)),
+        "tokentrace.step.scheduled_tokens": total,
+        "tokentrace.step.request_tokens": mine,
+        "tokentrace.step.share": mine / total if total else 0.0,
+    }
+    for name, key in (("running", "running"), ("waiting", "waiting"), ("kv_blocks_used", "kv_used"),
+                      ("kv_blocks_total", "kv_total")):  # fmt: skip
+        if data.get(key) is not None:  # what this engine does not tell is left out
+            attributes[f"tokentrace.step.{name}"] = data[key]
+    if "preempted" in data:
+        attributes["tokentrace.step.preempted"] = len(data["preempted"])
+    cached = data.get("cached_tokens", {}).get(rid)
+    if cached is not None:
+        attributes["tokentrace.step.cached_tokens"] = cached
+    token = data.get("ids", {}).get(rid)
+    if token is not None:
+        attributes["tokentrace.token.id"] = token
+    others = "" if len(reqs) < 2 else f", {total - mine} of {len(reqs) - 1} others"
+    attributes["tokentrace.form.in"] = f"{mine} token{'s' * (mine != 1)}{others}"
+    if token is not None:
+        attributes["tokentrace.form.out"] = f"id {token}"
     return Record(
-        name, LAYER, raw.start_ns, raw.end_ns, attributes, way, parent_key=request, request=rid, join="request_id",
-        flow=True, **place,
+        "step", LAYER, raw.start_ns, raw.end_ns, attributes, DOWN, raw.process, raw.thread,
+        key=f"step:{raw.process}:{data['index']}", parent_key=f"request:{rid}", request=rid, join="request_id",
     )  # fmt: skip
+
+
+def _part(raw: Raw) -> Record:
+    """A part of a step: it lies inside it in time, on its thread."""
+    attributes: Attributes = {
+        "tokentrace.step.index": raw.data["index"],
+        "code.function.name": _FUNCTIONS.get(raw.name, raw.name),
+    }
+    way = UP if raw.name == "update" else DOWN
+    name = _NAMES.get(raw.name, raw.name)
+    return Record(name, LAYER, raw.start_ns, raw.end_ns, attributes, way, raw.process, raw.thread, join="step")
+
+
+def _own(raw: Raw, rid: str) -> Record:
+    """What happened to our request alone."""
+    attributes: Attributes = {}
+    data = raw.data
+    if raw.name == "submit":
+        attributes["tokentrace.form.in"] = f"{data.get('tokens', '?')} ids"
+        attributes["tokentrace.form.out"] = "a request in the engine's queue"
+    if "tokens" in data:
+        attributes["tokentrace.tokens.count"] = data["tokens"]
+    if "reason" in data:
+        attributes["tokentrace.finish_reason"] = data["reason"]
+    return Record(
+        _NAMES.get(raw.name, raw.name), LAYER, raw.start_ns, raw.end_ns, attributes,
+        UP if raw.name == "finish" else DOWN, raw.process, raw.thread, parent_key=f"request:{rid}", request=rid,
+        join="request_id", flow=True,
+    )  # fmt: skip
+
+
+def _request(parts: Sequence[Raw], rid: str) -> Record:
+    """The envelope around everything the engine did for the request."""
+    steps = sum(raw.name == "step" for raw in parts)
+    attributes: Attributes = {"tokentrace.request_id": rid, "tokentrace.steps": steps}
+    return Record(
+        "request", LAYER, min(raw.start_ns for raw in parts), max(raw.end_ns for raw in parts), attributes, DOWN,
+        parts[0].process, parts[0].thread, key=f"request:{rid}", parent_key=f"request-http:{rid}", request=rid,
+        join="request_id", flow=True, envelope=True,
+    )  # fmt: skip
+
+
+def _read(server: Server) -> list[_metrics.Engine]:
+    """Raises ProbeUnavailable with the reason and the server's version."""
+    try:
+        text = server.get_text("/metrics")
+    except EndpointError as error:
+        raise ProbeUnavailable(f"the engine's metrics are not available: {error}{_version(server)}", fix=FIX) from error
+    try:
+        engines = _metrics.parse(text)
+    except ValueError as error:
+        said = f"what the server answers on /metrics is no Prometheus text{_version(server)}"
+        raise ProbeUnavailable(f"the engine's metrics are not available: {said}", fix=FIX) from error
+    if not engines:
+        said = f"none of the known figures is on the server's /metrics{_version(server)}"
+        raise ProbeUnavailable(f"the engine's metrics are not available: {said}", fix=FIX)
+    return engines
+
+
+def _version(server: Server) -> str:
+    import json
+
+    try:
+        told = json.loads(server.get_text("/version"))
+    except (EndpointError, ValueError):
+        return ""
+    version = told.get("version") if isinstance(told, dict) else None
+    return f" (its version is {version})" if isinstance(version, str) else ""
+
+
+def _counted(changes: Sequence[_metrics.Change]) -> bool:
+    """Whether a request has ended by these counts, or they do not say."""
+    return any(one.restarted or one.finished is None or one.finished > 0 for one in changes)
+
+
+def _metrics_record(one: _metrics.Change, alone: bool, at_ns: int) -> Record:
+    """A span of no length: when within the request these times passed is not known from outside."""
+    attributes: Attributes = dict(_flat(one))
+    if not one.means:
+        whose = "no request was counted in between; only the state at its end is known"
+    elif alone:
+        whose = "only this request ended in between: the figures are its own"
+    else:
+        whose = f"means over the {one.finished or 'several'} requests that ended in between, ours among them"
+    attributes["tokentrace.metrics.note"] = f"/metrics before and after; {whose}"
+    return Record("engine metrics", LAYER, at_ns, at_ns, attributes, DOWN, parent_key="chat", flow=True, join="time")
+
+
+def _flat(one: _metrics.Change) -> Iterator[tuple[str, Any]]:
+    if one.engine.name:
+        yield "tokentrace.metrics.engine", one.engine.name
+    for name, value in one.engine.gauges.items():
+        yield f"tokentrace.metrics.{name}", value if name == "kv_usage" else round(value)
+    for name, seconds in one.means.items():
+        yield f"tokentrace.metrics.{name}_s", seconds
+    for name, count in one.counters.items():
+        yield f"tokentrace.metrics.{name}", count
+    if one.finished is not None:
+        yield "tokentrace.metrics.requests", one.finished
+
+
+def _plain(one: _metrics.Change) -> dict[str, Any]:
+    return {key.removeprefix("tokentrace.metrics."): value for key, value in _flat(one)}
+
+
+def _told(engine: _metrics.Engine) -> str:
+    gauges = engine.gauges
+    parts = [f"{gauges[name]:.0f} {name}" for name in ("running", "waiting") if name in gauges]
+    if "kv_usage" in gauges:
+        parts.append(f"KV cache {gauges['kv_usage']:.0%} full")
+    return (f"{engine.name}: " if engine.name else "") + (", ".join(parts) or "figures of finished requests only")

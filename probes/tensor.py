@@ -1,18 +1,28 @@
-"""Layer 5: the forward pass, the parts of the model with their shapes (deep pass), and sampling."""
+"""Layer 5: the forward pass, the parts of the model with their shapes (deep pass), and sampling.
+
+Through the agent only: the groups "model" (light) and "modules" (deep). A tensor's form is its dtype and shape,
+"float32[1,31,576]". `tokentrace.tensor.bytes` is the size of what a part gives, not of its weights.
+
+`state.facts`: device, dtype, forward_passes, forward_ns, sample_ns; modules (parts seen in one forward pass).
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 from typing import Any
 
-from tokentrace.errors import ProbeUnavailable
 from tokentrace.model import DOWN, UP, Attributes, Record
-from tokentrace.probe import Columns, Finding, LayerState, ProbeContext, Raw
+from tokentrace.probe import Agent, Columns, Finding, LayerState, ProbeContext, ProbeUnavailable, Raw
+from tokentrace.probes._request import our_id, window
 
 LAYER = 5
-FIX = "trace a server of this machine with the agent in it: tokentrace run without --url"
-_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "int64": 8, "int32": 4, "int8": 1}
+LIGHT, DEEP = "model", "modules"
+FIX = "trace a server of this machine with the agent in it: tokentrace run without --url, or tokentrace attach"
+#: Parts on the way from the chip to the text; everything before them is on the way down.
+_UP = frozenset(("lm_head",))
 
 
 class TensorProbe:
@@ -22,114 +32,176 @@ class TensorProbe:
 
     def __init__(self) -> None:
         self.state = LayerState(LAYER)
-        self._agent: Any = None
-        self._groups: list[str] = []
+        self._agent: Agent | None = None
+        self._on: list[str] = []
 
     def check(self, context: ProbeContext) -> Iterable[Finding]:
-        return ()
+        if context.agent is None:
+            return [Finding(LAYER, "cannot be seen from outside the serving process", fix=FIX, status="unknown")]
+        facts = context.agent.facts()
+        what = f"{facts.get('model_class') or 'the model'} on {facts.get('device') or 'an unknown device'}"
+        return [Finding(LAYER, f"{what} can be seen through the agent")]
 
     def arm(self, context: ProbeContext) -> None:
         self.state = LayerState(LAYER)
-        agent = context.need_agent(FIX)
-        self._agent, self._groups = agent, []
-        for group in ("model", "modules") if context.deep else ("model",):
-            agent.enable(group)
-            self._groups.append(group)
+        self._agent, self._on = context.need_agent(FIX), []
+        self._enable(LIGHT)
+        if context.deep:
+            try:
+                self._enable(DEEP)
+            except ProbeUnavailable as error:
+                # The forward pass as a whole is still seen.
+                self.state.reason, self.state.fix = f"parts of the model are not seen: {error}", error.fix
+
+    def _enable(self, group: str) -> None:
+        assert self._agent is not None
+        self._agent.enable(group)
+        self._on.append(group)
 
     def disarm(self) -> None:
-        for group in self._groups:
+        for group in reversed(self._on):
+            assert self._agent is not None
             self._agent.disable(group)
-        self._groups = []
+        self._on = []
 
     def collect(self, context: ProbeContext) -> Iterable[Record]:
         agent = context.need_agent(FIX)
-        exchange = context.exchange
-        window = (exchange.start_ns, exchange.end_ns) if exchange and exchange.end_ns else (0, 1 << 63)
-        records = [
-            _step_part(raw, context.request_id)
-            for raw in agent.records("model")
-            if window[0] <= raw.start_ns <= window[1]
-        ]
-        for columns in agent.columns("modules"):
-            records += _modules(columns, window)
-        if not records:
-            raise ProbeUnavailable("the model ran nothing for this request", fix="look at the server's log")
-        return records
+        raws = _ours(agent, context)
+        forwards = [raw for raw in raws if raw.name == "forward"]
+        records = [_forward(raw) if raw.name == "forward" else _sample(raw, _token(raw, context)) for raw in raws]
+        known = [raw for raw in agent.records(LIGHT) if raw.name == "forward"]
+        modules: list[Record] = []
+        for columns in agent.columns(DEEP):
+            spans = _intervals(forwards, columns.process) if known else [window(context)]
+            modules += _modules(columns, spans)
+            if columns.header.get("dropped"):
+                self.state.reason = f"{columns.header['dropped']} parts found no room in the agent's buffer"
+        if not records and not modules:
+            raise ProbeUnavailable(
+                "the model ran nothing for this request",
+                fix="look at the server's log: the request may have been refused before it came to the model",
+            )
+        self._facts(raws, len(modules))
+        return [*records, *modules]
+
+    def _facts(self, raws: Sequence[Raw], modules: int) -> None:
+        facts = self.state.facts
+        passes = [raw for raw in raws if raw.name == "forward"]
+        facts["forward_passes"] = len(passes)
+        facts["forward_ns"] = sum(raw.end_ns - raw.start_ns for raw in passes)
+        facts["sample_ns"] = sum(raw.end_ns - raw.start_ns for raw in raws if raw.name == "sample")
+        for raw in passes[:1]:
+            facts["device"], facts["dtype"] = raw.data.get("device", ""), raw.data.get("out_dtype", "")
+        if modules and passes:
+            facts["modules"] = round(modules / len(passes))
 
 
-def _step_part(raw: Raw, rid: str) -> Record:
+def _ours(agent: Agent, context: ProbeContext) -> list[Raw]:
+    """Forward passes and samplings of the steps that served our request. Which steps those are, the engine's records
+    tell; without them every one during the request is taken."""
+    raws = [raw for raw in agent.records(LIGHT) if raw.name in ("forward", "sample")]
+    steps = [raw for raw in agent.records("engine") if raw.name == "step" and raw.data.get("reqs")]
+    rid = our_id(context, (str(one) for step in steps for one in step.data["reqs"]))
+    if steps and rid:
+        served = {(step.process, step.data["index"]) for step in steps if rid in step.data["reqs"]}
+        return [raw for raw in raws if (raw.process, raw.data.get("index")) in served]
+    first, last = window(context)
+    return [raw for raw in raws if raw.start_ns < last and raw.end_ns >= first]
+
+
+def _token(raw: Raw, context: ProbeContext) -> int | None:
+    ids: dict[str, int] = raw.data.get("ids") or {}
+    return ids.get(our_id(context, ids))
+
+
+def _forward(raw: Raw) -> Record:
     data = raw.data
-    device = data.get("device", "")
-    if raw.name == "forward":
-        taken = _form(data.get("in_dtype", ""), data.get("in_shape"))
-        given = f"logits{_shape(data.get('out_shape'))}"
-        attributes: Attributes = {
-            "code.function.name": "ModelRunner.compute_batch",
-            "tokentrace.tensor.in_shape": _shape(data.get("in_shape")),
-            "tokentrace.tensor.out_shape": _shape(data.get("out_shape")),
-            "tokentrace.tensor.dtype": data.get("out_dtype", ""),
-            "tokentrace.tensor.device": device,
-            "tokentrace.form.in": taken,
-            "tokentrace.form.out": given,
-        }
-        way = DOWN
-    else:
-        sampled = (data.get("ids") or {}).get(rid)
-        attributes = {
-            "code.function.name": "ModelRunner._sample",
-            "tokentrace.tensor.in_shape": _shape(data.get("shape")),
-            "tokentrace.tensor.dtype": data.get("dtype", ""),
-            "tokentrace.form.in": f"logits{_shape(data.get('shape'))}",
-        }
-        if sampled is not None:
-            attributes["tokentrace.token.id"] = sampled
-            attributes["tokentrace.form.out"] = str(sampled)
-        way = UP
-    return Record(raw.name, LAYER, raw.start_ns, raw.end_ns, attributes, way, raw.process, raw.thread, join="time")
+    attributes: Attributes = {"code.function.name": "forward", "tokentrace.step.index": data.get("index", -1)}
+    attributes.update(_tensors(data.get("in_shape"), data.get("in_dtype"), data.get("out_shape"), data.get("out_dtype"),
+                               data.get("device"), "logits"))  # fmt: skip
+    if "error" in data:
+        attributes["error.type"] = data["error"]
+    return Record("forward", LAYER, raw.start_ns, raw.end_ns, attributes, DOWN, raw.process, raw.thread, join="step")
 
 
-def _modules(columns: Columns, window: tuple[int, int]) -> Iterable[Record]:
-    header = columns.header
-    names, shapes, dtypes = header["names"], header["shapes"], header["dtypes"]
-    order = ("name", "start_ns", "end_ns", "thread", "in_shape", "out_shape", "dtype")
-    rows = zip(*(columns.arrays[key].tolist() for key in order), strict=True)
-    for name, start, end, thread, taken, given, dtype in rows:
-        if not window[0] <= start <= window[1]:
-            continue
-        label, kind = names[name], dtypes[dtype]
-        attributes: Attributes = {
-            "tokentrace.tensor.module": label.removeprefix("module "),
-            "tokentrace.tensor.in_shape": shapes[taken],
-            "tokentrace.tensor.out_shape": shapes[given],
-            "tokentrace.tensor.dtype": kind,
-            "tokentrace.tensor.device": header.get("device", ""),
-        }
-        size = _size_bytes(shapes[given], kind)
+def _sample(raw: Raw, token: int | None) -> Record:
+    data = raw.data
+    shape = shape_text(data.get("shape"))
+    attributes: Attributes = {
+        "code.function.name": "_sample",
+        "tokentrace.step.index": data.get("index", -1),
+        "tokentrace.tensor.in_shape": shape,
+        "tokentrace.tensor.dtype": data.get("dtype", ""),
+        "tokentrace.form.in": f"logits{shape}",
+    }
+    if token is not None:
+        attributes["tokentrace.token.id"] = token
+        attributes["tokentrace.form.out"] = str(token)
+    return Record("sample", LAYER, raw.start_ns, raw.end_ns, attributes, UP, raw.process, raw.thread, join="step")
+
+
+def _tensors(taken: Any, taken_dtype: Any, given: Any, dtype: Any, device: Any, given_name: str = "") -> Attributes:
+    """The attributes of something that takes one tensor and gives one; what is not known is left out."""
+    attributes: Attributes = {}
+    taken, given = shape_text(taken), shape_text(given)
+    if taken:
+        attributes["tokentrace.tensor.in_shape"] = taken
+        attributes["tokentrace.form.in"] = f"{taken_dtype or 'tensor'}{taken}"
+    if given:
+        attributes["tokentrace.tensor.out_shape"] = given
+        attributes["tokentrace.form.out"] = f"{given_name or dtype or 'tensor'}{given}"
+    if dtype:
+        attributes["tokentrace.tensor.dtype"] = dtype
+        size = size_bytes(given, dtype)
         if size is not None:
             attributes["tokentrace.tensor.bytes"] = size
-        if label == "embed_tokens":
-            attributes["tokentrace.form.in"] = f"ids{shapes[taken]}"
-            attributes["tokentrace.form.out"] = f"{kind}{shapes[given]}"
-        elif label == "lm_head":
-            attributes["tokentrace.form.in"] = f"{kind}{shapes[taken]}"
-            attributes["tokentrace.form.out"] = f"logits{shapes[given]}"
-        way = UP if label == "lm_head" else DOWN
-        yield Record(label, LAYER, start, end, attributes, way, columns.process, thread, join="time")
+    if device:
+        attributes["tokentrace.tensor.device"] = device
+    return attributes
 
 
-def _size_bytes(shape: str, dtype: str) -> int | None:
-    """Product of the dimensions times the element size; None when either is not known."""
-    if not shape or dtype not in _BYTES:
+def _intervals(forwards: Sequence[Raw], process: str) -> list[tuple[int, int]]:
+    return sorted((raw.start_ns, raw.end_ns) for raw in forwards if raw.process == process)
+
+
+def _modules(columns: Columns, spans: Sequence[tuple[int, int]]) -> Iterator[Record]:
+    """A record for each part that ran inside one of `spans`, forward passes in order of time."""
+    header, arrays = columns.header, columns.arrays
+    if "name" not in arrays or not spans:
+        return
+    names, paths, shapes, dtypes = (header[key] for key in ("names", "paths", "shapes", "dtypes"))
+    starts = [start for start, _ in spans]
+    shared: dict[tuple[int, ...], Attributes] = {}
+    order = ("start_ns", "end_ns", "thread", "name", "in_shape", "in_dtype", "out_shape", "dtype")
+    for start, end, thread, *codes in zip(*(arrays[key].tolist() for key in order), strict=True):
+        at = bisect_right(starts, start) - 1
+        if at < 0 or start >= spans[at][1]:
+            continue
+        key = tuple(codes)
+        attributes = shared.get(key)
+        if attributes is None:
+            name, taken, taken_dtype, given, dtype = codes
+            attributes = shared[key] = {
+                "tokentrace.tensor.module": paths[name],
+                **_tensors(shapes[taken], dtypes[taken_dtype], shapes[given], dtypes[dtype], header.get("device"),
+                           "logits" if names[name] == "lm_head" else ""),
+            }  # fmt: skip
+        name = names[codes[0]]
+        way = UP if name in _UP else DOWN
+        yield Record(name, LAYER, start, end, dict(attributes), way, columns.process, thread, join="time")
+
+
+def shape_text(shape: Any) -> str:
+    """[1, 31] as "[1,31]"; a text stays as it is; "" when it is not known."""
+    if shape is None or isinstance(shape, str):
+        return shape or ""
+    return f"[{','.join(str(int(n)) for n in shape)}]"
+
+
+def size_bytes(shape: str, dtype: str) -> int | None:
+    """Bytes of a tensor of the shape "[1,31]"; None when the size of an element is not in the dtype's name."""
+    bits = re.search(r"\d+", dtype)
+    width = 1 if dtype == "bool" else int(bits[0]) // 8 if bits and int(bits[0]) % 8 == 0 else 0
+    if not shape or not width:
         return None
-    size = _BYTES[dtype]
-    for dimension in json.loads(shape):
-        size *= dimension
-    return size
-
-
-def _shape(shape: Any) -> str:
-    return f"[{','.join(map(str, shape))}]" if shape is not None else ""
-
-
-def _form(dtype: str, shape: Any) -> str:
-    return f"{dtype}{_shape(shape)}" if shape is not None else "token ids"
+    return prod(int(n) for n in shape.strip("[]").split(",") if n) * width

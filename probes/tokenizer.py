@@ -1,141 +1,227 @@
 """Layer 7: text to token ids on the way down, token ids to text on the way up.
 
-From inside (agent): the chat template, the encoding, the decoding of every token. From outside: the server's /tokenize,
-asked after the request; that is a call of our own and no part of the request's time, and its span says so.
+From inside (the agent's group "tokenizer"): chat template, encoding, decoding of each token. From outside: the server
+is asked to tokenize the same messages once more, after the request. That is a call of our own and no part of the
+request's time: its span has no length, and says how long the call took.
+
+`state.facts`: prompt_tokens, decoded_tokens, encode_ns, decode_ns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tokentrace.errors import EndpointError, ProbeUnavailable
+from tokentrace.errors import EndpointError
+from tokentrace.exchange import Exchange
 from tokentrace.model import DOWN, UP, Attributes, Record
-from tokentrace.probe import Finding, LayerState, ProbeContext, Raw
+from tokentrace.probe import Agent, Finding, LayerState, ProbeContext, ProbeUnavailable, Raw, Server
+from tokentrace.probes._request import our_id
 
 LAYER = 7
-FIX = "trace a server with the agent in it, or one that offers /tokenize (vLLM, SGLang, llama.cpp)"
-_SHOWN = 60
+GROUP = "tokenizer"
+FIX = "use a server with the agent in it (tokentrace run without --url), or one that offers /tokenize (vLLM, SGLang)"
+_FIRST, _LAST = 16, 8
+_SHOWN = 60  # characters
+_NAMES = {"template": "chat template"}
+_FUNCTIONS = {"template": "Tokenizer.render", "encode": "Tokenizer.encode", "decode": "Detokenizer.step"}
 
 
 class TokenizerProbe:
-    """See the module's docstring."""
+    """See the module's docstring. Option `with_text`: keep texts in any mode, not only with the local engine."""
 
     layer = LAYER
 
     def __init__(self) -> None:
         self.state = LayerState(LAYER)
-        self._agent: Any = None
+        self._agent: Agent | None = None
 
     def check(self, context: ProbeContext) -> Iterable[Finding]:
-        return ()
+        if context.agent is not None:
+            return [Finding(LAYER, "the tokenizer can be seen through the agent")]
+        return [
+            Finding(
+                LAYER, "whether the server offers /tokenize is seen when a request is traced", fix=FIX, status="unknown"
+            )
+        ]
 
     def arm(self, context: ProbeContext) -> None:
         self.state = LayerState(LAYER)
         if context.agent is not None:
-            context.agent.enable("tokenizer")
+            text = context.mode == "local" or bool(context.options.get("with_text"))
+            context.agent.enable(GROUP, {"text": text})
             self._agent = context.agent
 
     def disarm(self) -> None:
         if self._agent is not None:
-            self._agent.disable("tokenizer")
+            self._agent.disable(GROUP)
             self._agent = None
 
     def collect(self, context: ProbeContext) -> Iterable[Record]:
         if context.agent is None:
             return [self._outside(context)]
-        rid = context.request_id
-        raws = [r for r in context.agent.records("tokenizer") if not rid or r.data.get("rid") == rid]
-        if not raws:
-            raise ProbeUnavailable("the tokenizer recorded nothing for this request", fix="look at the server's log")
-        return [_record(raw, context) for raw in raws]
+        raws = context.agent.records(GROUP)
+        rid = our_id(context, (str(raw.data.get("rid", "")) for raw in raws))
+        ours = [raw for raw in raws if rid and raw.data.get("rid") == rid]
+        if not ours:
+            raise ProbeUnavailable(
+                "the tokenizer recorded nothing for this request",
+                fix="look at the server's log: the request may have been refused before it was tokenized",
+            )
+        self._facts(ours)
+        rendered = next((raw for raw in ours if raw.name == "template"), None)
+        return [_record(raw, rendered, context.exchange) for raw in ours]
+
+    def _facts(self, ours: Sequence[Raw]) -> None:
+        facts = self.state.facts
+        for name in ("encode", "decode"):
+            facts[f"{name}_ns"] = sum(raw.end_ns - raw.start_ns for raw in ours if raw.name == name)
+        facts["decoded_tokens"] = sum(raw.name == "decode" for raw in ours)
+        counts = [raw.data["count"] for raw in ours if raw.name == "encode" and "count" in raw.data]
+        if counts:
+            facts["prompt_tokens"] = sum(counts)
 
     def _outside(self, context: ProbeContext) -> Record:
-        import time
-
-        exchange = context.exchange
-        if context.server is None or exchange is None:
+        server, exchange = context.server, context.exchange
+        if server is None or exchange is None:
             raise ProbeUnavailable("there is no server to ask", fix=FIX)
-        messages = exchange.request.get("messages")
-        start = time.time_ns()
-        try:
-            answer = context.server.post_json("/tokenize", {"model": exchange.model, "messages": messages})
-        except EndpointError as error:
-            raise ProbeUnavailable(f"seen only from outside, and {error}", fix=FIX) from error
-        ids = answer.get("tokens") if isinstance(answer, dict) else None
-        if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):
-            raise ProbeUnavailable("the answer of /tokenize has no token ids in it", fix=FIX)
-        spent = time.time_ns() - start
-        attributes = {
-            **_ids(ids),
-            "tokentrace.tokenize.own_call_ns": spent,
-            "tokentrace.note": "asked after the request; its duration is no part of it",
-            "tokentrace.form.in": _quote(_prompt(messages)),
-            "tokentrace.form.out": _ids_text(ids),
+        before = time.time_ns()
+        ids, how, whole = _ask(server, exchange)
+        spent = time.time_ns() - before
+        attributes: Attributes = {
+            "tokentrace.tokenize.call_ns": spent,
+            "tokentrace.tokenize.note": f"asked after the request, no part of its time; {how}",
+            "tokentrace.form.in": quote(prompt_of(exchange.request)),
+            "tokentrace.form.out": ids_text(ids, len(ids)),
+            **_ids(ids, len(ids)),
         }
-        if exchange.input_tokens is not None:
-            attributes["tokentrace.tokens.server_counted"] = exchange.input_tokens
-            self.state.facts["counts_agree"] = exchange.input_tokens == len(ids)
-        return Record(
-            "tokenize", LAYER, exchange.start_ns, exchange.start_ns, attributes, DOWN, parent_key="chat", flow=True
-        )
+        if not whole:
+            # Not the ids the model saw: nobody may compare this number with the server's count.
+            attributes["tokentrace.tokens.text_only"] = attributes.pop("tokentrace.tokens.count")
+        else:
+            self.state.facts["prompt_tokens"] = len(ids)
+        at = exchange.start_ns
+        return Record("tokenize", LAYER, at, at, attributes, DOWN, parent_key="chat", flow=True, join="time")
 
 
-def _record(raw: Raw, context: ProbeContext) -> Record:
-    data = raw.data
-    way = UP if raw.name == "decode" else DOWN
-    name = {"template": "chat template"}.get(raw.name, raw.name)
-    attributes: Attributes
-    if raw.name == "template":
-        prompt = _prompt((context.exchange.request.get("messages") if context.exchange else None) or [])
-        attributes = {
-            "code.function.name": "Tokenizer.render",
-            "tokentrace.chars": data.get("chars_out", 0),
-            "tokentrace.form.in": _quote(prompt),
-            "tokentrace.form.out": _quote(data.get("text_out", "")),
-        }
-    elif raw.name == "encode":
-        ids = data.get("ids") or []
-        attributes = {
-            "code.function.name": "Tokenizer.encode",
-            **_ids(ids, data.get("count")),
-            "tokentrace.form.in": f"{data.get('chars', 0)} characters",
-            "tokentrace.form.out": _ids_text(ids, data.get("count")),
-        }
+def _ask(server: Server, exchange: Exchange) -> tuple[list[int], str, bool]:
+    """(ids, how they were got, whether they are the whole prompt). Raises ProbeUnavailable.
+
+    vLLM takes the messages. llama.cpp renders them with /apply-template and tokenizes `content`. SGLang tokenizes a
+    text, so that the chat template's tokens are missing.
+    """
+    request = exchange.request
+    messages, text = request.get("messages"), prompt_of(request)
+    first: EndpointError | None = None
+    if messages:
+        body: dict[str, Any] = {"model": exchange.model, "messages": messages, "add_generation_prompt": True}
     else:
-        attributes = {
-            "code.function.name": "Detokenizer.step",
-            "tokentrace.token.index": data.get("index", 0),
-            "tokentrace.token.id": data.get("id", 0),
-            "tokentrace.form.in": str(data.get("id", "")),
-            "tokentrace.form.out": _quote(data.get("text", "")),
-        }
+        body = {"model": exchange.model, "prompt": text}
+    try:
+        ids = _token_ids(server.post_json("/tokenize", body))
+        if ids is not None:
+            return ids, "the server's /tokenize with the same messages", True
+    except EndpointError as error:
+        first = error
+    if messages:
+        try:
+            rendered = server.post_json("/apply-template", {"messages": messages})
+            if isinstance(rendered, Mapping) and isinstance(rendered.get("prompt"), str):
+                asked = {"content": rendered["prompt"], "add_special": True, "parse_special": True}
+                ids = _token_ids(server.post_json("/tokenize", asked))
+                if ids is not None:
+                    return ids, "the server's /apply-template, then /tokenize", True
+        except EndpointError:
+            pass
+        try:
+            asked = {"model": exchange.model, "prompt": text, "add_special_tokens": False}
+            ids = _token_ids(server.post_json("/tokenize", asked))
+            if ids:
+                return ids, "the server's /tokenize of the last message alone, without the chat template", False
+        except EndpointError:
+            pass
+    why = str(first) if first is not None else "the answer of its /tokenize holds no token ids"
+    raise ProbeUnavailable(f"the tokenizer lies inside the server, and {why}", fix=FIX)
+
+
+def _token_ids(answer: Any) -> list[int] | None:
+    """{"tokens": [1, 2]}, or llama.cpp's {"tokens": [{"id": 1}, …]}."""
+    tokens = answer.get("tokens") if isinstance(answer, Mapping) else None
+    if not isinstance(tokens, list):
+        return None
+    ids = [token.get("id") if isinstance(token, Mapping) else token for token in tokens]
+    whole = [one for one in ids if type(one) is int]
+    return whole if len(whole) == len(ids) else None
+
+
+def _record(raw: Raw, rendered: Raw | None, exchange: Exchange | None) -> Record:
+    data = raw.data
+    attributes: Attributes = {"code.function.name": _FUNCTIONS.get(raw.name, raw.name)}
+    if raw.name == "template":
+        said = quote(prompt_of(exchange.request)) if exchange is not None else f"{data.get('chars_in', '?')} characters"
+        attributes["tokentrace.template.characters"] = data.get("chars_out", 0)
+        attributes["tokentrace.form.in"] = said
+        attributes["tokentrace.form.out"] = _text(data, "text_out", "chars_out")
+        if "text_out" in data:
+            attributes["tokentrace.template.text"] = data["text_out"]
+    elif raw.name == "encode":
+        ids, count = data.get("ids") or [], int(data.get("count") or 0)
+        attributes.update(_ids(ids, count))
+        attributes["tokentrace.form.in"] = (
+            _text(rendered.data, "text_out", "chars_out") if rendered is not None else f"{data['chars']} characters"
+        )
+        attributes["tokentrace.form.out"] = ids_text(ids, count)
+    else:
+        attributes["tokentrace.token.index"] = data.get("index", 0)
+        attributes["tokentrace.token.id"] = data.get("id", 0)
+        attributes["tokentrace.form.in"] = str(data.get("id", ""))
+        attributes["tokentrace.form.out"] = _text(data, "text", "chars")
+        if "text" in data:
+            attributes["tokentrace.token.text"] = data["text"]
+    if "error" in data:
+        attributes["error.type"] = data["error"]
+    rid = str(data["rid"])
     return Record(
-        name, LAYER, raw.start_ns, raw.end_ns, attributes, way, raw.process, raw.thread,
-        parent_key=f"request-http:{data.get('rid')}", request=str(data.get("rid", "")), join="request_id", flow=True,
+        _NAMES.get(raw.name, raw.name), LAYER, raw.start_ns, raw.end_ns, attributes,
+        UP if raw.name == "decode" else DOWN, raw.process, raw.thread, parent_key=f"request-http:{rid}", request=rid,
+        join="request_id", flow=True,
     )  # fmt: skip
 
 
-def _ids(ids: list[int], count: int | None = None) -> Attributes:
-    total = count if count is not None else len(ids)
-    attributes: Attributes = {"tokentrace.tokens.count": total, "tokentrace.tokens.first": ids[:16]}
-    if len(ids) > 16 and total == len(ids):
-        attributes["tokentrace.tokens.last"] = ids[-8:]
+def _text(data: Mapping[str, Any], text: str, characters: str) -> str:
+    if text in data:
+        return quote(data[text])
+    return f"{data.get(characters, '?')} characters"
+
+
+def _ids(ids: Sequence[int], count: int) -> Attributes:
+    """Count, the first ids, and the last ones if they are known."""
+    attributes: Attributes = {"tokentrace.tokens.count": count, "tokentrace.tokens.first": list(ids[:_FIRST])}
+    if len(ids) == count > _FIRST:
+        attributes["tokentrace.tokens.last"] = list(ids[max(_FIRST, count - _LAST) :])
     return attributes
 
 
-def _ids_text(ids: list[int], count: int | None = None) -> str:
-    total = count if count is not None else len(ids)
-    more = ", …" if total > 3 else ""
-    return f"{total} ids [{', '.join(map(str, ids[:3]))}{more}]"
+def ids_text(ids: Sequence[int], count: int) -> str:
+    """31 ids [1, 9690, 198, …]"""
+    shown = ", ".join(map(str, ids[:3]))
+    return f"{count} id{'s' * (count != 1)} [{shown}{', …' if count > 3 else ''}]"
 
 
-def _prompt(messages: Any) -> str:
-    for message in reversed(messages or []):
-        if isinstance(message, dict) and message.get("role") == "user":
-            return str(message.get("content", ""))
-    return ""
+def prompt_of(request: Mapping[str, Any]) -> str:
+    """What the user said last; of content in parts the texts."""
+    for message in reversed(request.get("messages") or ()):
+        if isinstance(message, Mapping) and message.get("role") == "user":
+            content = message.get("content")
+            if isinstance(content, list):
+                return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+            return str(content or "")
+    prompt = request.get("prompt")
+    return prompt if isinstance(prompt, str) else ""
 
 
-def _quote(text: str) -> str:
-    return f'"{text[:_SHOWN]}…"' if len(text) > _SHOWN else f'"{text}"'
+def quote(text: str) -> str:
+    """In quotation marks, cut, on one line."""
+    line = text.replace("\n", "\\n")
+    return f'"{line[:_SHOWN]}…"' if len(line) > _SHOWN else f'"{line}"'

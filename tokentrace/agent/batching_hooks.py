@@ -3,7 +3,7 @@
     submit [rid, tokens]                    wait [rid]: from the end of submit to the first schedule that holds it
     schedule, prepare, update [index]       finish [rid, reason, tokens]
     step [index, phase, reqs {rid: tokens}, batch, tokens, running, waiting, kv_used, kv_total,
-          cached_tokens {rid: n}, preempted [rid]]
+          cached_tokens {rid: n}, ids {rid: new token}, preempted [rid]]
 
 What a scheduler cannot tell in some version is left out of the record, never written as 0.
 """
@@ -112,7 +112,7 @@ class EngineGroup(HookGroup):
                     del self._handover[rid]
                     self.emit("wait", submitted, max(submitted, start), get_native_id(), {"rid": rid})
         scheduler = args[0]
-        step.schedule = (start, end)
+        step.schedule, step.batch = (start, end), batch
         step.info = {
             "phase": "decode" if not prefilling else "prefill" if prefilling == len(batch) else "mixed",
             "reqs": reqs,
@@ -145,12 +145,16 @@ class EngineGroup(HookGroup):
     ) -> None:
         step = steps.current()
         if step is not None and step.index >= 0:
+            if not step.asynchronous:
+                for one in step.batch:
+                    if one.has_new_token and one.state.generated_tokens:
+                        step.ids[one.state.request_id] = one.state.generated_tokens[-1]
             self.emit("update", start, end, get_native_id(), {"index": step.index})
 
     def _done(self, step: Step, start: int, end: int) -> None:
         if step.info:  # else the group was switched on in the middle of this step
-            told = {"index": step.index, **step.info, "cached_tokens": step.cached, "preempted": step.preempted}
-            self.emit("step", start, end, get_native_id(), told)
+            told = {"index": step.index, **step.info, "cached_tokens": step.cached, "ids": step.ids}
+            self.emit("step", start, end, get_native_id(), {**told, "preempted": step.preempted})
         if not self._hooks:
             self._deaf()
 

@@ -20,13 +20,15 @@ _PREPARE = f"{API}:ContinuousBatchProcessor.prepare_next_batch"
 class Step:
     """One turn of the loop; `index` is -1 until it is known that there is work in it."""
 
-    __slots__ = ("asynchronous", "cached", "index", "info", "preempted", "prepare", "schedule")
+    __slots__ = ("asynchronous", "batch", "cached", "ids", "index", "info", "preempted", "prepare", "schedule")
 
     def __init__(self) -> None:
         self.index = -1
         self.info: dict[str, Any] = {}
         self.schedule: tuple[int, int] | None = None
         self.prepare: tuple[int, int] | None = None
+        self.batch: Any = ()  # the scheduler's own objects
+        self.ids: dict[str, int] = {}
         self.cached: dict[str, int] = {}
         self.preempted: list[str] = []
         self.asynchronous = False

@@ -1,0 +1,40 @@
+"""Which of the records in a serving process belong to our request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tokentrace.probe import ProbeContext
+
+
+def our_id(context: ProbeContext, known: Iterable[str] = ()) -> str:
+    """The server's id of our request, "" when it cannot be told.
+
+    In this order: as given, the reply's id, the request that carried our traceparent. Servers may lengthen an id on
+    the way in ("chatcmpl-x" becomes "chatcmpl-x-1a2b3c4d"): of the ids in `known`, the one that begins with ours is
+    taken then. The only one there is is ours as well.
+    """
+    exchange = context.exchange
+    wanted = [context.request_id]
+    if exchange is not None:
+        wanted.append(exchange.response_id)
+        if context.agent is not None and exchange.traceparent:
+            for raw in context.agent.records("http"):
+                if raw.data.get("traceparent") == exchange.traceparent:
+                    wanted.append(str(raw.data.get("rid", "")))
+    there = {one for one in known if one}
+    for one in filter(None, wanted):
+        if not there or one in there:
+            return one
+        longer = [rid for rid in there if rid.startswith(one)]
+        if len(longer) == 1:
+            return longer[0]
+    return next(iter(there)) if len(there) == 1 else ""
+
+
+def window(context: ProbeContext) -> tuple[int, int]:
+    """The time of our exchange in ns; everything when there was none."""
+    exchange = context.exchange
+    if exchange is None or not exchange.end_ns:
+        return 0, 1 << 63
+    return exchange.start_ns, exchange.end_ns
