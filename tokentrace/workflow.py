@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,7 +66,7 @@ def run(ask: session.Ask, settings: Settings, ui: session.Ui) -> Run:
 
 def _remote(ask: session.Ask, endpoint: Endpoint, ui: session.Ui) -> session.Outcome:
     if not endpoint.model:
-        endpoint.model = _first_model(endpoint)
+        endpoint = dataclasses.replace(endpoint, model=_first_model(endpoint))
     # One request only: whoever pays for it asked for one.
     return session.run_passes(ask, endpoint, mode="url", passes=session.ONE_PASS, ui=ui)
 
