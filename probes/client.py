@@ -1,222 +1,258 @@
-"""Layer 8: the request as the client sent it and the reply as it came, and the server's side of the same HTTP."""
+"""Layer 8: the request as the client sent it and the reply as it came, and the server's side of the same HTTP.
+
+The times come from the exchange, which the client wrote while it sent and read. With the agent in the server, its own
+view is added: the handler as a whole, reading the request, writing each chunk.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tokentrace.errors import ProbeUnavailable
 from tokentrace.exchange import Exchange
-from tokentrace.model import DOWN, KIND_CLIENT, KIND_SERVER, STATUS_ERROR, STATUS_UNSET, UP, Event, Record
-from tokentrace.probe import Finding, LayerState, ProbeContext, Raw
+from tokentrace.model import DOWN, KIND_CLIENT, STATUS_ERROR, STATUS_UNSET, UP, Event, Record
+from tokentrace.probe import Finding, LayerState, ProbeContext
+from tokentrace.probes._http_server import server_side
 
+LAYER = 8
+GROUP = "http"
 _TOKEN_KINDS = ("content", "reasoning", "tool")
-_MAX_EVENTS = 4096
+#: Events kept one by one on the chat span; a longer reply keeps its first ones, and says how many there were.
+_MAX_EVENTS = 8_192
 _SHOWN = 60
+#: Host name endings by the provider names of the OpenTelemetry conventions.
+_PROVIDERS = {
+    "openai.azure.com": "azure.ai.openai", "services.ai.azure.com": "azure.ai.inference", "openai.com": "openai",
+    "groq.com": "groq", "deepseek.com": "deepseek", "mistral.ai": "mistral_ai", "x.ai": "x_ai",
+    "perplexity.ai": "perplexity", "anthropic.com": "anthropic", "cohere.com": "cohere",
+    "generativelanguage.googleapis.com": "gcp.gemini", "aiplatform.googleapis.com": "gcp.vertex_ai",
+    "amazonaws.com": "aws.bedrock", "openrouter.ai": "openrouter", "together.xyz": "together_ai",
+}  # fmt: skip
 
 
 class ClientProbe:
     """Phases, chunks and tokens of one exchange; with the agent, also parsing and writing inside the server."""
 
-    layer = 8
+    layer = LAYER
 
     def __init__(self) -> None:
-        self.state = LayerState(8)
-        self._armed: ProbeContext | None = None
+        self.state = LayerState(LAYER)
+        self._armed = False
+        self._server_side = ""  # why the server's own side cannot be seen
 
     def check(self, context: ProbeContext) -> Iterable[Finding]:
-        return ()
+        """Nothing has to be there for this layer but an endpoint, and only a request shows whether that works."""
+        sides = "the client's side and the server's" if context.agent is not None else "the client's side"
+        return [Finding(LAYER, f"The request and its reply can be seen from {sides}.", status="ok")]
 
     def arm(self, context: ProbeContext) -> None:
+        self.state = LayerState(LAYER)
+        self._server_side = ""
         if context.agent is None:
+            self._server_side = "there is no agent in the server"
             return
         try:
-            context.agent.enable("http")
-            self._armed = context
+            context.agent.enable(GROUP)
+            self._armed = True
         except ProbeUnavailable as error:
             # The client's own side needs no agent.
-            self.state.facts["server_side"] = str(error)
+            self._server_side = str(error)
+        self._agent = context.agent
 
     def disarm(self) -> None:
-        if self._armed is not None and self._armed.agent is not None:
-            self._armed.agent.disable("http")
-        self._armed = None
+        if self._armed:
+            self._armed = False
+            self._agent.disable(GROUP)
 
     def collect(self, context: ProbeContext) -> Iterable[Record]:
         exchange = context.exchange
         if exchange is None:
-            raise ProbeUnavailable("no request was sent")
+            raise ProbeUnavailable("no request was sent", fix="run the request again", layer=LAYER)
         records = [_chat(exchange), *_phases(exchange)]
-        if context.agent is not None:
-            records += _server_side(context.agent.records("http"), exchange)
-        return records
+        served: list[Record] = []
+        if context.agent is not None and not self._server_side:
+            served = server_side(context.agent.records(GROUP), exchange, context.request_id)
+        self._conclude(exchange, len(served))
+        return [*records, *served]
+
+    def _conclude(self, x: Exchange, served: int) -> None:
+        facts: dict[str, Any] = {
+            "status_code": x.status_code or None,
+            "wall_ns": x.wall_ns,
+            "ttft_ns": x.ttft_ns,
+            "text_chunks": len(x.token_times_ns),
+            "tokens_per_s": x.latencies.tokens_per_s,
+            "keepalives": x.keepalives,
+            "request_bytes": x.request_bytes,
+            "response_bytes": x.response_bytes,
+            "attempts": x.attempts,
+            "server_records": served,
+        }
+        if self._server_side:
+            facts["server_side"] = self._server_side
+        if x.proxy:
+            facts["proxy"] = x.proxy
+        if x.error is not None:
+            facts["error_check"] = x.error.check
+        self.state.facts.update(facts)
 
 
 def _chat(x: Exchange) -> Record:
-    attributes: dict[str, Any] = {
-        "gen_ai.operation.name": "chat",
-        "gen_ai.provider.name": "openai_compatible",
-        "gen_ai.request.stream": True,
-        "server.address": x.server_address,
-        "server.port": x.server_port,
-        "url.full": x.url,
-        "http.request.method": "POST",
-        "http.request.body.size": x.request_bytes,
-        "http.response.body.size": x.response_bytes,
-        "tokentrace.form.in": _quote(_prompt(x)),
-        "tokentrace.form.out": _quote(x.text) if x.text else "",
-    }
-    if x.model or x.response_model:
-        attributes["gen_ai.request.model"] = x.model or x.response_model
-    for name in ("max_tokens", "temperature", "top_p"):
-        if x.request.get(name) is not None:
-            attributes[f"gen_ai.request.{name}"] = x.request[name]
-    if x.response_id:
-        attributes["gen_ai.response.id"] = x.response_id
-    if x.response_model:
-        attributes["gen_ai.response.model"] = x.response_model
-    if x.finish_reason:
-        attributes["gen_ai.response.finish_reasons"] = [x.finish_reason]
-    if x.ttft_ns is not None:
-        attributes["gen_ai.response.time_to_first_chunk"] = x.ttft_ns / 1e9
-    if x.input_tokens is not None:
-        attributes["gen_ai.usage.input_tokens"] = x.input_tokens
-    if x.output_tokens is not None:
-        attributes["gen_ai.usage.output_tokens"] = x.output_tokens
-    if x.status_code:
-        attributes["http.response.status_code"] = x.status_code
-        attributes["network.protocol.version"] = x.http_version.removeprefix("HTTP/")
-    if x.keepalives:
-        attributes["tokentrace.keepalives"] = x.keepalives
-    if x.notes:
-        attributes["tokentrace.notes"] = list(x.notes)
-    status, message = STATUS_UNSET, ""
-    if x.error is not None:
-        attributes["error.type"] = str(x.status_code) if x.status_code not in (0, 200) else type(x.error).__name__
-        status, message = STATUS_ERROR, str(x.error)
+    error = x.error
+    failed = error is not None or x.interrupted
+    message = str(error) if error is not None else "interrupted" if x.interrupted else ""
     return Record(
-        f"chat {x.model or x.response_model or 'model'}",
-        8,
+        f"chat {x.model or x.response_model}".rstrip(),
+        LAYER,
         x.start_ns,
         x.end_ns,
-        attributes,
+        dict(_chat_attributes(x)),
         span_id=x.span_id,
         key="chat",
         kind=KIND_CLIENT,
         flow=True,
         envelope=True,
-        status=status,
+        status=STATUS_ERROR if failed else STATUS_UNSET,
         status_message=message,
         events=list(_events(x)),
     )
 
 
+def _chat_attributes(x: Exchange) -> Iterator[tuple[str, Any]]:
+    """Those that are known; nothing stands for what is not."""
+    yield "gen_ai.operation.name", "chat"
+    yield "gen_ai.provider.name", _provider(x.server_address)
+    if model := x.model or x.response_model:
+        yield "gen_ai.request.model", model
+    yield "gen_ai.request.stream", bool(x.request.get("stream"))
+    for field, name in (("max_tokens", "max_tokens"), ("max_completion_tokens", "max_tokens"),
+                        ("temperature", "temperature"), ("top_p", "top_p"), ("seed", "seed")):  # fmt: skip
+        if isinstance(x.request.get(field), (int, float)):
+            yield f"gen_ai.request.{name}", x.request[field]
+    if x.response_id:
+        yield "gen_ai.response.id", x.response_id
+    if x.response_model:
+        yield "gen_ai.response.model", x.response_model
+    if x.finish_reason:
+        yield "gen_ai.response.finish_reasons", [x.finish_reason]
+    if x.ttft_ns is not None:
+        yield "gen_ai.response.time_to_first_chunk", x.ttft_ns / 1e9
+    if x.input_tokens is not None:
+        yield "gen_ai.usage.input_tokens", x.input_tokens
+    if x.output_tokens is not None:
+        yield "gen_ai.usage.output_tokens", x.output_tokens
+    yield "server.address", x.server_address
+    yield "server.port", x.server_port
+    yield "url.full", x.url
+    yield "http.request.method", "POST"
+    yield "http.request.body.size", x.request_bytes
+    if x.status_code:
+        yield "http.response.status_code", x.status_code
+        yield "http.response.body.size", x.response_bytes
+        yield "network.protocol.name", "http"
+        yield "network.protocol.version", x.http_version
+    if x.attempts > 1:
+        yield "http.request.resend_count", x.attempts - 1
+    yield "tokentrace.form.in", _quote(_prompt(x))
+    yield "tokentrace.form.out", _quote(x.text or x.reasoning)
+    yield "tokentrace.stream.chunks", len(x.token_times_ns)
+    yield "tokentrace.stream.keepalives", x.keepalives
+    yield "tokentrace.complete", x.complete
+    if x.proxy:
+        yield "tokentrace.proxy", x.proxy
+    if x.error_type:
+        yield "error.type", x.error_type
+    if x.error is not None:
+        yield "tokentrace.error.layer", x.error.layer
+        yield "tokentrace.error.fix", x.error.fix
+        if x.error.check:
+            yield "tokentrace.error.check", x.error.check
+    if x.notes:
+        yield "tokentrace.notes", list(x.notes)
+
+
 def _events(x: Exchange) -> Iterator[Event]:
-    index = 0
+    index = -1
     for chunk in x.chunks[:_MAX_EVENTS]:
-        if chunk.kind in _TOKEN_KINDS:
-            if chunk.choice == 0:
-                held = {
+        if chunk.kind in _TOKEN_KINDS and chunk.choice == 0:
+            index += 1
+            yield Event(
+                "tokentrace.token",
+                chunk.time_ns,
+                {
                     "tokentrace.token.index": index,
                     "tokentrace.token.text": chunk.text,
-                    "tokentrace.kind": chunk.kind,
-                }
-                yield Event("tokentrace.token", chunk.time_ns, held)
-                index += 1
-        elif chunk.kind != "other":
-            yield Event(f"tokentrace.{chunk.kind}", chunk.time_ns, {"tokentrace.bytes": chunk.size_bytes})
+                    "tokentrace.token.kind": chunk.kind,
+                    "tokentrace.form": "text",
+                    "tokentrace.bytes": chunk.size_bytes,
+                },
+            )
+        elif chunk.kind == "keepalive":
+            yield Event("tokentrace.keepalive", chunk.time_ns, {"tokentrace.bytes": chunk.size_bytes})
+        elif chunk.kind in ("role", "finish", "usage", "error", "done"):
+            held: dict[str, Any] = {"tokentrace.bytes": chunk.size_bytes}
+            if chunk.kind in ("finish", "error") and chunk.text:
+                held["tokentrace.text"] = chunk.text[:500]
+            yield Event(f"tokentrace.{chunk.kind}", chunk.time_ns, held)
+    if len(x.chunks) > _MAX_EVENTS:
+        more = len(x.chunks) - _MAX_EVENTS
+        yield Event("tokentrace.more_chunks", x.chunks[-1].time_ns, {"tokentrace.count": more})
 
 
 def _phases(x: Exchange) -> Iterator[Record]:
-    for phase in x.phases:
+    last = max((i for i, p in enumerate(x.phases) if p.name == "send"), default=-1)
+    for index, phase in enumerate(x.phases):
         attributes = dict(phase.attributes)
-        if phase.name == "send":
+        if index == last:
             attributes["tokentrace.form.in"] = _quote(_prompt(x))
-            attributes["tokentrace.form.out"] = f"HTTP body, {x.request_bytes} bytes"
+            attributes["tokentrace.form.out"] = f"HTTP body, {x.request_bytes} bytes {_body(x)}"
+            attributes["http.request.body.size"] = x.request_bytes
         elif phase.name == "stream":
-            attributes["tokentrace.form.in"] = f"{len(x.token_times_ns)} SSE chunks"
+            kind = f"{len(x.token_times_ns)} SSE chunks" if x.streamed else "HTTP body"
+            attributes["tokentrace.form.in"] = f"{kind}, {x.response_bytes} bytes"
             attributes["tokentrace.form.out"] = _quote(x.text or x.reasoning)
-        way = UP if phase.name == "stream" else DOWN
-        holds = phase.name in ("wait", "stream")
+        failed = "error.type" in attributes and x.error is not None
         yield Record(
             phase.name,
-            8,
+            LAYER,
             phase.start_ns,
             phase.end_ns,
             attributes,
-            way,
+            UP if phase.name == "stream" else DOWN,
             parent_key="chat",
             flow=True,
-            envelope=holds,
+            envelope=phase.name in ("wait", "stream"),
+            status=STATUS_ERROR if failed else STATUS_UNSET,
+            status_message=str(x.error) if failed else "",
         )
 
 
-def _server_side(raws: Iterable[Raw], x: Exchange) -> list[Record]:
-    found: list[Record] = []
-    ours = {raw.data.get("rid") for raw in raws if raw.name == "request" and _is_ours(raw, x)}
-    for raw in raws:
-        rid = raw.data.get("rid")
-        if rid not in ours:
-            continue
-        place: dict[str, Any] = {"process": raw.process, "thread": raw.thread, "request": rid, "flow": True}
-        parent = f"request-http:{rid}"
-        if raw.name == "request":
-            attributes = {
-                "http.request.method": raw.data.get("method", "POST"),
-                "url.path": raw.data.get("path", ""),
-                "tokentrace.request_id": rid,
-            }
-            if raw.data.get("status"):
-                attributes["http.response.status_code"] = raw.data["status"]
-            name = f"POST {raw.data.get('path', '')}"
-            found.append(
-                Record(
-                    name, 8, raw.start_ns, raw.end_ns, attributes, parent_id=x.span_id, key=parent,
-                    join="traceparent", kind=KIND_SERVER, envelope=True, **place,
-                )
-            )  # fmt: skip
-        elif raw.name == "parse":
-            found.append(
-                Record(
-                    "parse request",
-                    8,
-                    raw.start_ns,
-                    raw.end_ns,
-                    {},
-                    DOWN,
-                    parent_key=parent,
-                    join="request_id",
-                    **place,
-                )
-            )
-        elif raw.name == "write":
-            attributes = {"tokentrace.index": raw.data.get("index", 0), "tokentrace.bytes": raw.data.get("bytes", 0)}
-            found.append(
-                Record(
-                    "write chunk",
-                    8,
-                    raw.start_ns,
-                    raw.end_ns,
-                    attributes,
-                    UP,
-                    parent_key=parent,
-                    join="request_id",
-                    **place,
-                )
-            )
-    return found
-
-
-def _is_ours(raw: Raw, x: Exchange) -> bool:
-    return raw.data.get("traceparent") == x.traceparent
+def _provider(host: str) -> str:
+    for ending, name in _PROVIDERS.items():
+        if host == ending or host.endswith("." + ending):
+            return name
+    return "openai_compatible"
 
 
 def _prompt(x: Exchange) -> str:
+    """The last text of the user's."""
     for message in reversed(x.request.get("messages") or []):
         if isinstance(message, dict) and message.get("role") == "user":
-            return str(message.get("content", ""))
+            content = message.get("content", "")
+            if isinstance(content, list):
+                return " ".join(str(p.get("text", "")) for p in content if isinstance(p, dict))
+            return str(content)
     return ""
 
 
+def _body(x: Exchange) -> str:
+    text = json.dumps(x.request, ensure_ascii=False, separators=(",", ":"), default=str)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
 def _quote(text: str) -> str:
-    return f'"{text[:_SHOWN]}…"' if len(text) > _SHOWN else f'"{text}"'
+    """In quotes, on one line, shortened."""
+    shown = text[:_SHOWN].replace("\n", "\\n").replace("\r", "\\r")
+    return f'"{shown}{"…" if len(text) > _SHOWN else ""}"'

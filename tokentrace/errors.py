@@ -56,9 +56,16 @@ class EngineError(TokentraceError):
 
 
 class EndpointError(TokentraceError):
-    """The endpoint could not be reached, refused the request, or answered with something else."""
+    """The endpoint could not be reached, refused the request, or answered with something else.
+
+    `check` is the cause's stable id ("TT803"); `tokentrace.client.causes` lists them.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str, *, fix: str = "", layer: int = 0, detail: str = "", check: str = "") -> None:
+        super().__init__(message, fix=fix, layer=layer, detail=detail)
+        self.check = check
 
 
 class ExportError(TokentraceError):

@@ -33,6 +33,18 @@ class Chunk:
     size_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """What a user feels of one reply; None is unknown, not zero. `text_chunks` may hold several tokens each."""
+
+    wall_ns: int
+    ttft_ns: int | None
+    inter_token_ns: tuple[int, ...]
+    text_chunks: int
+    output_tokens: int | None
+    tokens_per_s: float | None  # from the first token to the last one: (output_tokens - 1) / that time
+
+
 @dataclass(slots=True)
 class Exchange:
     """One streaming chat request from the first byte sent to the last one received.
@@ -63,11 +75,17 @@ class Exchange:
     finish_reason: str = ""
     usage: dict[str, Any] | None = None
     keepalives: int = 0
+    malformed: int = 0  # events that were not JSON
     saw_done: bool = False
+    streamed: bool = False  # the answer came as server-sent events
     complete: bool = False
+    interrupted: bool = False  # by Ctrl-C or by `should_stop`
+    attempts: int = 1
+    proxy: str = ""  # "host:port (HTTP_PROXY)"; never with a user name or password
     server_address: str = ""
     server_port: int = 0
     error: EndpointError | None = None
+    error_type: str = ""  # HTTP status as text, or a word for the cause; empty when there was no error
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -100,3 +118,17 @@ class Exchange:
     def input_tokens(self) -> int | None:
         value = (self.usage or {}).get("prompt_tokens")
         return value if isinstance(value, int) else None
+
+    @property
+    def latencies(self) -> Latencies:
+        """The figures of this reply at once. `tokens_per_s` needs the server's count, a stream of two chunks or more,
+        and that every counted token was streamed (some services count reasoning that they do not show).
+        """
+        times, tokens = self.token_times_ns, self.output_tokens
+        between = times[-1] - times[0] if len(times) > 1 else 0
+        details = (self.usage or {}).get("completion_tokens_details")
+        counted_reasoning = details.get("reasoning_tokens") if isinstance(details, dict) else None
+        hidden = bool(counted_reasoning) and not self.reasoning
+        known = tokens is not None and tokens > 1 and between > 0 and not hidden
+        rate = (tokens - 1) * 1e9 / between if known and tokens is not None else None
+        return Latencies(self.wall_ns, self.ttft_ns, tuple(self.inter_token_ns), len(times), tokens, rate)

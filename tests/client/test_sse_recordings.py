@@ -49,7 +49,7 @@ def test_recorded_stream(name: str, size: int) -> None:
     facts = FACTS[name]
     path = ROOT / name
     url, thread = serve(path.read_bytes(), size, "text/event-stream")
-    x = chat_module.chat(Endpoint(url), [{"role": "user", "content": "Hi"}], trace_id=1, span_id=2)
+    x = chat_module.chat(Endpoint(url, model="m"), [{"role": "user", "content": "Hi"}], trace_id=1, span_id=2)
     thread.join(10)
     assert x.response_bytes == facts["bytes"] or facts["error_at"]
     if facts["error_at"]:

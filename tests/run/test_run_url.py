@@ -98,7 +98,7 @@ def test_doubled_path_never_leaves(server: str, tmp_path: Path) -> None:
         (["   "], {}, "empty"),
         (["Hi", "--layers", "99"], {}, "no layer 99"),
         (["Hi", "--url", "http://127.0.0.1:9/v1"], {}, "nothing listens"),
-        (["Hi", "--url", "ftp://x"], {}, "no http URL"),
+        (["Hi", "--url", "ftp://x"], {}, "ftp://"),
         (["Hi", "--config", "/nonexistent.toml"], {}, "cannot be read"),
         (["Hi", "--model", "/nonexistent"], {}, "/nonexistent"),
         (["Hi", "-o", "x.weird"], {}, "x.weird"),

@@ -1,44 +1,52 @@
-"""One streaming chat request over real HTTP, with the times of its phases and of everything that arrives.
+"""One chat request over real HTTP, with the times of its phases and of everything that arrives.
 
-Phases come from httpcore's trace events (connect, tls, send), the name look-up from one of our own before it, since
-httpcore does both in one call. A chunk's time is taken when its bytes leave the socket, before they are parsed.
+    exchange = chat(endpoint, [{"role": "user", "content": "Hi"}], trace_id=…, span_id=…, on_text=print)
+    exchange.error is None and exchange.complete, exchange.text, exchange.latencies
+
+Nothing that could be billed is sent twice. A second request follows only when the first was refused before a token was
+made: a field that the server does not know, a redirect on the same host, or (when the settings ask for retries) no
+connection, 429 or 503. Each of these is noted.
 """
 
 from __future__ import annotations
 
-import socket
+import os
+import random
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urljoin, urlsplit
 
-from tokentrace.client import diagnose, sse
+import orjson
+
+from tokentrace.client.causes import failure, one_line
+from tokentrace.client.diagnose import diagnose, error_type, reply_notes, wants_look
+from tokentrace.client.facts import Facts
+from tokentrace.client.fetch import facts_of
+from tokentrace.client.reply import Reply
 from tokentrace.client.settings import Endpoint
-from tokentrace.errors import EndpointError
-from tokentrace.exchange import Chunk, Exchange, Phase
+from tokentrace.client.sse import SseTooLong
+from tokentrace.client.transport import BodyTooLong, Outgoing, Response, UnknownCoding, exchange, prepare
+from tokentrace.client.wire import Timeouts, Wire
+from tokentrace.errors import ConfigError, EndpointError
+from tokentrace.exchange import Exchange, Phase
 
-if TYPE_CHECKING:
-    import httpx
-
-_MAX_BODY = 1 << 20
-_LOCAL = ("localhost", "127.0.0.1", "::1")
+_MAX_CHANGES = 3
+_MAX_WAIT_S = 60.0
+#: After [DONE] the end of the message is waited for this long, so that the server sees an orderly end.
+_DRAIN_S = 1.0
+_ERROR_BODY_BYTES = 65_536
+_KEPT_HEADERS = re.compile(
+    r"^(server|via|date|content-type|retry-after|x-request-id|request-id|cf-ray|x-served-by|age|x-cache|"
+    r"openai-(version|processing-ms|organization)|x-ratelimit-.*|x-envoy-.*|x-litellm-.*|server-timing|location)$"
+)
 
 
 def traceparent(trace_id: int, span_id: int) -> str:
     """W3C trace context, sampled. https://www.w3.org/TR/trace-context/"""
     return f"00-{trace_id:032x}-{span_id:016x}-01"
-
-
-def http_client(endpoint: Endpoint, timeout_s: float, retries: int = 0) -> httpx.Client:
-    """A client that follows no redirect (the key must not travel on) and uses no proxy for this machine itself."""
-    import httpx
-
-    local = urlsplit(endpoint.base_url).hostname in _LOCAL
-    timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, 15.0))
-    if local:
-        transport = httpx.HTTPTransport(retries=retries)
-        return httpx.Client(timeout=timeout, trust_env=False, transport=transport)
-    return httpx.Client(timeout=timeout)
 
 
 def chat(
@@ -50,226 +58,300 @@ def chat(
     max_tokens: int | None = None,
     temperature: float | None = None,
     on_text: Callable[[str], None] | None = None,
+    timeout_s: float | None = None,
+    timeouts: Timeouts | None = None,
     headers: Mapping[str, str] | None = None,
+    body: Mapping[str, Any] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    stream: bool = True,
+    environ: Mapping[str, str] | None = None,
 ) -> Exchange:
-    """Send one request and read its stream to the end. Never raises for what the server does: `Exchange.error` says it.
+    """Send one request and read its reply to the end. What the server does wrong is in `Exchange.error`, never raised.
 
-    KeyboardInterrupt ends the request and gives what had come, with `complete` False and the note "interrupted".
-    Nothing is sent twice, except once without `stream_options` when the server refuses that field (no token was made).
+    `timeout_s` overrides the endpoint's, `timeouts` sets every limit on its own; `body` holds more fields of the
+    request, `headers` more headers. KeyboardInterrupt, or `should_stop` returning True, ends the request: the exchange
+    then holds what had come, with `interrupted` True, `complete` False and the note "interrupted".
     """
-    body: dict[str, Any] = {"messages": list(messages), "stream": True, "stream_options": {"include_usage": True}}
-    if endpoint.model:
-        body["model"] = endpoint.model
+    call = _Call(endpoint, span_id, traceparent(trace_id, span_id), on_text, should_stop, environ)
+    call.limits = timeouts or Timeouts.of(timeout_s or endpoint.timeout_s)
+    call.headers = dict(headers or {})
+    request: dict[str, Any] = {"model": endpoint.model, "messages": [dict(m) for m in messages], "stream": stream}
+    if stream:
+        request["stream_options"] = {"include_usage": True}
     if max_tokens is not None:
-        body["max_tokens"] = max_tokens
+        request["max_tokens"] = max_tokens
     if temperature is not None:
-        body["temperature"] = temperature
-    call = _Call(endpoint, body, traceparent(trace_id, span_id), span_id, on_text, dict(headers or {}))
-    exchange = call.run()
-    if exchange.status_code in (400, 422) and exchange.error and "stream_options" in exchange.error.detail:
-        body.pop("stream_options")
-        again = _Call(endpoint, body, traceparent(trace_id, span_id), span_id, on_text, dict(headers or {}))
-        first = exchange.start_ns
-        exchange = again.run()
-        exchange.notes.append(
-            "the server refused stream_options, so the request was sent again without it, "
-            f"{(exchange.start_ns - first) / 1e6:.0f} ms later"
-        )
-    return exchange
+        request["temperature"] = temperature
+    request.update(body or {})
+    return call.run(request)
 
 
 class _Call:
+    """One call of `chat`: one or more attempts."""
+
+    limits: Timeouts
+    headers: dict[str, str]
+
     def __init__(
         self,
         endpoint: Endpoint,
-        body: dict[str, Any],
-        parent: str,
         span_id: int,
+        parent: str,
         on_text: Callable[[str], None] | None,
-        headers: dict[str, str],
+        should_stop: Callable[[], bool] | None,
+        environ: Mapping[str, str] | None,
     ) -> None:
-        import orjson
-
-        self.endpoint, self.on_text, self.headers = endpoint, on_text, headers
-        self.content = orjson.dumps(body)
-        url = urlsplit(endpoint.chat_url)
+        self.endpoint = endpoint
+        self.url = endpoint.chat_url + endpoint.query
+        self.on_text = on_text
+        self.should_stop = should_stop
+        self.environ = os.environ if environ is None else environ
+        self.wires: list[tuple[Wire, int, int]] = []  # each attempt's network, status and end
+        self.pauses: list[Phase] = []
         self.x = Exchange(
             url=endpoint.chat_url,
             model=endpoint.model,
             span_id=span_id,
             traceparent=parent,
-            request=body,
-            request_bytes=len(self.content),
-            server_address=url.hostname or "",
-            server_port=url.port or (443 if url.scheme == "https" else 80),
+            server_address=endpoint.host,
+            server_port=endpoint.port,
         )
-        self.open: dict[str, int] = {}
-        self.sent_ns = 0
-        self.body_start = b""
 
-    def run(self) -> Exchange:
-        import httpx
-
+    def run(self, request: dict[str, Any]) -> Exchange:
         x = self.x
-        # Outside the request's time: making a client reads certificates, which is no part of the request.
-        client = http_client(self.endpoint, self.endpoint.timeout_s, self.endpoint.max_retries)
-        x.start_ns = time.time_ns()
         try:
-            self._look_up()
-            with client:
-                self._exchange(client)
+            # Outside the request's time: imports and certificates are no part of it.
+            prepare(self.endpoint, self.environ)
+            self._choose_model(request)
+            x.start_ns = time.time_ns()
+            self._attempts(request)
         except KeyboardInterrupt:
-            x.notes.append("interrupted")
-        except EndpointError as error:
-            x.error = error
-        except sse.TooLarge as error:
-            x.error = EndpointError(str(error), fix="check that the URL is a chat endpoint", layer=8)
-        except (httpx.HTTPError, OSError, httpx.InvalidURL) as error:
-            x.error = diagnose.broken(error, self.endpoint, x)
-        finally:
-            x.end_ns = time.time_ns()
-            self._close_phases()
-        if x.error is None and "interrupted" not in x.notes:
-            x.error = diagnose.unfinished(x, self.endpoint, self.body_start)
-            x.complete = x.error is None
+            self._interrupted()
+        except (EndpointError, ConfigError) as error:
+            self._failed(error)
+        x.start_ns = x.start_ns or time.time_ns()
+        x.end_ns = max(x.end_ns or time.time_ns(), x.start_ns)
+        x.phases = self._phases()
+        x.attempts = max(1, len(self.wires))
         return x
 
-    def _look_up(self) -> None:
-        host = self.x.server_address
+    def _choose_model(self, request: dict[str, Any]) -> None:
+        if request.get("model"):
+            return
+        from tokentrace.client.lookaround import model_ids
+
+        known = model_ids(self.endpoint)
+        if known and len(known) > 1:
+            raise failure(
+                "TT841",
+                f"no model was named and the server has {len(known)}",
+                f"--model {known[0]}",
+                "it has: " + one_line(", ".join(known[:10]), 600),
+            )
+        if known:
+            request["model"] = self.x.model = known[0]
+            self.endpoint = replace(self.endpoint, model=known[0])
+            self.x.notes.append(f"no model was named; the server's only one was used: {known[0]}")
+        else:
+            request.pop("model", None)
+
+    def _attempts(self, request: dict[str, Any]) -> None:
+        changes = retries = 0
+        while True:
+            facts = self._once(request)
+            if self.x.interrupted:
+                return
+            note = self._change(request, facts) if changes < _MAX_CHANGES else ""
+            if note:
+                changes += 1
+                self.x.notes.append(note)
+            elif retries < self.endpoint.max_retries and (why := _may_retry(facts)):
+                retries += 1
+                self._pause(facts, retries, why)
+            else:
+                self._conclude(facts)
+                return
+
+    def _once(self, request: dict[str, Any]) -> Facts:
+        """One HTTP exchange; the facts of how it went. What arrives goes into the exchange."""
+        import httpcore
+
+        from tokentrace.client.network import Stopped
+
+        x = self.x
+        content = orjson.dumps(request)
+        x.request, x.request_bytes = dict(request), len(content)
+        wire, limits = Wire(), replace(self.limits)
+        facts = facts_of(self.endpoint, x.url, wire, limits.first_byte_s, self.environ)
+        reply = Reply(x, facts, self.on_text)
+        headers = {"traceparent": x.traceparent, "X-Request-Id": f"tokentrace-{x.span_id:016x}", **self.headers}
+        began = time.time_ns()
+        end_ns = 0
+        response: Response | None = None
+        try:
+            outgoing = Outgoing("POST", self.url, content, headers)
+            response = exchange(self.endpoint, outgoing, wire, limits, self.should_stop, self.environ)
+            self._take_headers(response, facts)
+            if 200 <= response.status < 300:
+                self._read(response, reply, wire, limits)
+            else:
+                facts.body = _beginning(response)
+            end_ns = wire.last_read_ns
+        except (KeyboardInterrupt, Stopped):
+            self._interrupted()
+        except (
+            httpcore.NetworkError,
+            httpcore.ProtocolError,
+            httpcore.TimeoutException,
+            httpcore.ProxyError,
+            OSError,
+            BodyTooLong,
+            SseTooLong,
+            UnknownCoding,
+            ConfigError,
+        ) as error:
+            if reply.done:  # the reply is whole; only the message's own end is missing
+                end_ns = wire.last_read_ns
+                x.notes.append("after [DONE] the connection was not ended properly")
+            else:
+                facts.error = error
+        finally:
+            end_ns = end_ns or time.time_ns()
+            if response is not None:
+                x.response_bytes = response.body_bytes
+                response.close()
+            reply.close()
+            if reply.display_error:
+                x.notes.append(f"the reply could not be shown while it came: {one_line(reply.display_error)}")
+            x.end_ns = end_ns
+            x.proxy = wire.proxy
+            facts.elapsed_ns = end_ns - began
+            self.wires.append((wire, facts.status, end_ns))
+        return facts
+
+    def _take_headers(self, response: Response, facts: Facts) -> None:
+        x = self.x
+        facts.status, facts.headers = response.status, response.headers
+        x.status_code, x.http_version = response.status, response.http_version
+        x.content_type = response.headers.get("content-type", "")
+        x.response_headers = {k: v[:500] for k, v in response.headers.items() if _KEPT_HEADERS.match(k)}
+
+    def _read(self, response: Response, reply: Reply, wire: Wire, limits: Timeouts) -> None:
+        for data in response.chunks:
+            reply.feed(data, wire.last_read_ns)
+            if reply.done:
+                limits.between_s = min(limits.between_s, _DRAIN_S)
+
+    def _change(self, request: dict[str, Any], facts: Facts) -> str:
+        """Change what the server refused, if that changes nothing the user asked for; the note, or "" for no change."""
+        if facts.error is not None:
+            return ""
+        if facts.status in (307, 308):
+            target = urljoin(self.url, facts.headers.get("location", ""))
+            if urlsplit(target)[:2] == urlsplit(self.url)[:2] and target != self.url:
+                self.url = target
+                return (
+                    f"the server redirected ({facts.status}) to {one_line(urlsplit(target).path)}, which was followed"
+                )
+        if facts.status not in (400, 422):
+            return ""
+        said = facts.said + facts.text
+        if "stream_options" in request and re.search(r"stream_options|include_usage", said):
+            del request["stream_options"]
+            return f"the server refused stream_options ({facts.status}); the request was sent again without it"
+        if "max_tokens" in request and re.search(
+            r"max_tokens.{0,80}(not supported|unsupported)|use .{0,3}max_completion_tokens", said, re.DOTALL
+        ):
+            request["max_completion_tokens"] = request.pop("max_tokens")
+            return (
+                f"the server refused max_tokens ({facts.status}); the request was sent again with max_completion_tokens"
+            )
+        return ""
+
+    def _pause(self, facts: Facts, count: int, why: str) -> None:
+        from tokentrace.client.network import Backend, Stopped
+
+        asked = facts.headers.get("retry-after", "")
+        seconds = float(asked) if re.fullmatch(r"\d{1,6}(\.\d+)?", asked) else 0.5 * 2 ** (count - 1)
+        seconds = min(_MAX_WAIT_S, seconds) * (1.0 if asked else random.uniform(0.8, 1.2))
         start = time.time_ns()
         try:
-            found = socket.getaddrinfo(host, self.x.server_port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
-            if not _proxied(self.endpoint):
-                raise diagnose.unknown_host(host, error) from error
-            return
-        numbers = [f[4][0] for f in found]
-        if host not in numbers:
-            self.x.phases.append(Phase("dns", start, time.time_ns(), {"tokentrace.dns.addresses": len(numbers)}))
-
-    def _trace(self, name: str, info: dict[str, Any]) -> None:
-        now = time.time_ns()
-        event, _, state = name.rpartition(".")
-        phase = {
-            "connection.connect_tcp": "connect",
-            "connection.start_tls": "tls",
-            "proxy.stream.start_tls": "tls",
-            "http11.send_request_headers": "send",
-            "http2.send_request_headers": "send",
-        }.get(event)
-        if phase and state == "started":
-            self.open[phase] = now
-        elif phase and phase != "send" and phase in self.open:
-            self.x.phases.append(Phase(phase, self.open.pop(phase), now))
-        elif event.endswith("send_request_body") and state == "complete":
-            self.sent_ns = now
-            self.x.phases.append(
-                Phase("send", self.open.pop("send", now), now, {"tokentrace.bytes": len(self.content)})
-            )
-
-    def _exchange(self, client: httpx.Client) -> None:
-        x = self.x
-        headers = {
-            "content-type": "application/json",
-            "accept": "text/event-stream, application/json",
-            "traceparent": x.traceparent,
-            **self.headers,
-            **self.endpoint.headers,
-        }
-        request = client.build_request("POST", x.url, content=self.content, headers=headers)
-        request.extensions["trace"] = self._trace
-        response = client.send(request, stream=True)
-        try:
-            x.status_code, x.http_version = response.status_code, response.http_version
-            x.content_type = response.headers.get("content-type", "")
-            keep = ("server", "via", "x-request-id", "retry-after", "cf-ray", "location", "x-served-by")
-            x.response_headers = {k: v[:200] for k, v in response.headers.items() if k in keep}
-            if response.status_code != 200:
-                self._read_whole(response)
-                raise diagnose.refused(x, self.endpoint, self.body_start)
-            if "text/event-stream" in x.content_type:
-                self._stream(response.iter_bytes())
-            else:
-                self._whole(response)
+            Backend(Wire(), self.limits, self.should_stop).sleep(seconds)
+        except Stopped:
+            raise KeyboardInterrupt from None
         finally:
-            response.close()
+            self.pauses.append(Phase("wait", start, time.time_ns(), {"tokentrace.retry": why}))
+        self.x.notes.append(f"{why}; retry {count} of {self.endpoint.max_retries} after {seconds:.1f} s")
 
-    def _read_whole(self, response: httpx.Response) -> None:
-        for data in response.iter_bytes():
-            self.x.response_bytes += len(data)
-            if len(self.body_start) < _MAX_BODY:
-                self.body_start += data
-            else:
-                break
-
-    def _stream(self, source: Iterator[bytes]) -> None:
-        parser = sse.SseParser()
-        for data in source:
-            now = time.time_ns()
-            self.x.response_bytes += len(data)
-            if len(self.body_start) < 2000:
-                self.body_start += data[:2000]
-            for event in parser.feed(data):
-                self._event(event, now)
-        for event in parser.finish():
-            self._event(event, time.time_ns())
-
-    def _event(self, event: sse.SseEvent, now: int) -> None:
+    def _conclude(self, facts: Facts) -> None:
         x = self.x
-        if event.comment:
-            x.keepalives += 1
-            x.chunks.append(Chunk(now, "keepalive", event.data[:100], size_bytes=event.size_bytes))
-        elif event.data.strip() == "[DONE]":
-            x.saw_done = True
-            x.chunks.append(Chunk(now, "done", size_bytes=event.size_bytes))
-        else:
-            value = sse.parse_json(event.data)
-            if not isinstance(value, dict):
-                x.chunks.append(Chunk(now, "other", size_bytes=event.size_bytes))
-                x.notes.append("an event of the stream is not JSON")
-                return
-            self._value(value, now, event.size_bytes)
+        error = diagnose(facts)
+        if error is None:
+            x.complete = True
+            x.notes += reply_notes(facts)
+            if x.request.get("stream") and not x.streamed:
+                x.notes.append(
+                    "the server did not stream: the reply came in one piece, so no token has a time of its own"
+                )
+            if x.usage is None:
+                x.notes.append("the server sent no usage: how many tokens there were is not known")
+            return
+        if wants_look(error, facts) or error.check in ("TT810", "TT811", "TT812"):
+            from tokentrace.client import lookaround
 
-    def _value(self, value: dict[str, Any], now: int, size: int) -> None:
-        x = self.x
-        x.response_id = x.response_id or str(value.get("id") or "")
-        x.response_model = x.response_model or str(value.get("model") or "")
-        x.usage = sse.usage_of(value) or x.usage
-        for piece in sse.pieces(value):
-            x.chunks.append(Chunk(now, piece.kind, piece.text, piece.choice, size))
-            size = 0
-            if piece.kind == "error":
-                raise diagnose.error_inside(x, piece.text)
-            if piece.choice:
-                continue
-            if piece.kind == "content":
-                x.text += piece.text
-                if self.on_text:
-                    self.on_text(piece.text)
-            elif piece.kind == "reasoning":
-                x.reasoning += piece.text
-            elif piece.kind == "finish":
-                x.finish_reason = piece.finish
+            try:
+                if wants_look(error, facts):
+                    lookaround.look(self.endpoint, facts, error.check)
+                else:
+                    lookaround.look_at_certificate(self.endpoint, facts)
+            except KeyboardInterrupt:
+                x.notes.append("interrupted")
+            error = diagnose(facts) or error
+        self._failed(error)
 
-    def _whole(self, response: httpx.Response) -> None:
-        self._read_whole(response)
-        value = sse.parse_json(self.body_start.decode("utf-8", "replace"))
-        if not isinstance(value, dict) or not (value.get("choices") or value.get("error")):
-            raise diagnose.not_the_api(self.x, self.endpoint, self.body_start, value)
-        self.x.notes.append("the answer came in one piece, not as a stream: no time of a token is known")
-        self._value(value, time.time_ns(), len(self.body_start))
-        self.x.saw_done = True
+    def _failed(self, error: EndpointError | ConfigError) -> None:
+        if not isinstance(error, EndpointError):
+            error = EndpointError(str(error), fix=error.fix, layer=error.layer or 8, detail=error.detail, check="TT801")
+        self.x.error = error
+        self.x.error_type = error_type(error, self.x.status_code)
+        if self.x.text or self.x.reasoning:
+            self.x.notes.append("what came before the failure is kept, and is not a whole reply")
 
-    def _close_phases(self) -> None:
-        x = self.x
-        for name, start in self.open.items():
-            x.phases.append(Phase(name, start, x.end_ns, {"error.type": "unfinished"}))
-        if self.sent_ns:
-            first = x.chunks[0].time_ns if x.chunks else x.end_ns
-            x.phases.append(Phase("wait", self.sent_ns, first))
-            if x.chunks:
-                x.phases.append(Phase("stream", first, x.end_ns))
+    def _interrupted(self) -> None:
+        self.x.interrupted, self.x.complete = True, False
+        if "interrupted" not in self.x.notes:
+            self.x.notes.append("interrupted")
+        self.x.error_type = self.x.error_type or "interrupted"
+
+    def _phases(self) -> list[Phase]:
+        first = next(iter(self.x.token_times_ns), 0)
+        found: list[Phase] = []
+        for number, (wire, status, end_ns) in enumerate(self.wires, 1):
+            answered = self.x.complete or status >= 300
+            # Without a token, an answer that is one still ends the wait; silence and keep-alives do not.
+            wait_end = (first if number == len(self.wires) else 0) or (wire.first_read_ns if answered else end_ns)
+            phases = wire.phases(end_ns, wait_end or end_ns)
+            for phase in phases:
+                if len(self.wires) > 1:
+                    phase.attributes["tokentrace.attempt"] = number
+                    if phase.name == "wait" and status:
+                        phase.attributes["http.response.status_code"] = status
+            found += phases
+        return sorted([*found, *self.pauses], key=lambda p: p.start_ns)
 
 
-def _proxied(endpoint: Endpoint) -> bool:
-    return diagnose.proxy_variable(endpoint.base_url) != ""
+def _may_retry(facts: Facts) -> str:
+    """Why the same request may be sent again, or "" when it may not: no token can have been made."""
+    if facts.error is not None:
+        early = facts.wire.stage in ("dns", "connect", "tls") and not isinstance(facts.error, ConfigError)
+        return "no connection came about" if early else ""
+    return f"the server answered {facts.status}" if facts.status in (429, 503) else ""
+
+
+def _beginning(response: Response) -> bytes:
+    body = b""
+    for data in response.chunks:
+        body += data
+        if len(body) >= _ERROR_BODY_BYTES:
+            break
+    return body[:_ERROR_BODY_BYTES]

@@ -1,56 +1,64 @@
-"""The endpoint's other paths, for the probes that look from outside: /tokenize, /metrics, /v1/models, /version."""
+"""The endpoint's other addresses, for what looks from outside: /tokenize, /metrics, /v1/models, /version."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
-from tokentrace.client.chat import http_client
+import orjson
+
+from tokentrace.client.chunks import parse_json
+from tokentrace.client.fetch import Answer, failed, fetch
+from tokentrace.client.lookaround import model_ids
 from tokentrace.client.settings import Endpoint
+from tokentrace.client.urls import server_root
 from tokentrace.errors import EndpointError
-
-_MAX_BYTES = 16 << 20
 
 
 class HttpServer:
-    """Implements `probe.Server`. Paths are relative to the host; bodies are bounded."""
+    """Implements `probe.Server`.
+
+    A path like /metrics belongs under the base URL without its version, so that a server behind a path prefix is found;
+    one that begins with /v1/ belongs under the base URL itself. No redirect is followed, so the key stays at the host.
+    """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        parts = urlsplit(endpoint.base_url)
-        path = parts.path.removesuffix("/v1").rstrip("/")
-        self.root = f"{parts.scheme}://{parts.netloc}{path}"
+        self.root = server_root(endpoint.base_url)
+
+    def url(self, path: str) -> str:
+        path = "/" + path.lstrip("/")
+        if path.startswith("/v1/") and self.root != self._endpoint.base_url:
+            return self._endpoint.base_url + path[3:]
+        return self.root + path
 
     def get_text(self, path: str, *, timeout_s: float = 2.0) -> str:
-        return self._fetch("GET", path, None, timeout_s).decode("utf-8", "replace")
+        """Body of a GET. Raises EndpointError when the answer is not 200 or longer than 8 MiB."""
+        return self._ask("GET", path, b"", timeout_s).body.decode("utf-8", "replace")
+
+    def get_json(self, path: str, *, timeout_s: float = 2.0) -> Any:
+        """Parsed JSON answer of a GET. Raises EndpointError."""
+        return self._json(path, self._ask("GET", path, b"", timeout_s))
 
     def post_json(self, path: str, body: Mapping[str, Any], *, timeout_s: float = 5.0) -> Any:
-        import orjson
+        """Parsed JSON answer of a POST. Raises EndpointError when it is not there or not JSON."""
+        return self._json(path, self._ask("POST", path, orjson.dumps(body), timeout_s))
 
-        data = self._fetch("POST", path, orjson.dumps(body), timeout_s)
+    def models(self) -> list[str] | None:
+        """Ids of the models it offers, None when it has no list."""
+        return model_ids(self._endpoint)
+
+    def _ask(self, method: str, path: str, body: bytes, timeout_s: float) -> Answer:
+        url = self.url(path)
+        answer = fetch(self._endpoint, method, url, body, timeout_s=timeout_s)
+        if answer.status != 200:
+            raise failed(self._endpoint, url, answer, timeout_s)
+        return answer
+
+    def _json(self, path: str, answer: Answer) -> Any:
         try:
-            return orjson.loads(data)
-        except orjson.JSONDecodeError as error:
-            raise EndpointError(f"{self.root}{path} does not answer with JSON", layer=8) from error
-
-    def _fetch(self, method: str, path: str, content: bytes | None, timeout_s: float) -> bytes:
-        import httpx
-
-        url = self.root + path
-        headers = {**self._endpoint.headers, **({"content-type": "application/json"} if content else {})}
-        try:
-            with (
-                http_client(self._endpoint, timeout_s) as client,
-                client.stream(method, url, content=content, headers=headers) as response,
-            ):
-                if response.status_code != 200:
-                    raise EndpointError(f"{url} answers {response.status_code}", layer=8)
-                found = b""
-                for data in response.iter_bytes():
-                    found += data
-                    if len(found) > _MAX_BYTES:
-                        raise EndpointError(f"{url} answers with more than {_MAX_BYTES >> 20} MiB", layer=8)
-                return found
-        except (httpx.HTTPError, OSError) as error:
-            raise EndpointError(f"{url} does not answer", layer=8) from error
+            return parse_json(answer.body)
+        except ValueError:
+            raise EndpointError(
+                f"{self.url(path)} did not answer with JSON", fix="check the base URL", layer=8, check="TT851"
+            ) from None

@@ -1,90 +1,68 @@
-"""Where a request goes: base URL, key, model; from flags, environment, a profile or a file.
+"""Where the request goes: base URL, key, model and limits, from flags, the environment, and configuration files.
 
-Precedence: flags, then TOKENTRACE_* variables, then OPENAI_* variables, then the profile or file. A key is never part
-of a message, a repr or a saved trace.
+Order of precedence, value by value: flags, environment (TOKENTRACE_* before OPENAI_*), then the file given with
+--config, or a profile of tokentrace.toml (project folder upwards, then the user's configuration folder).
+
+One exception protects keys. A key belongs with its URL: OPENAI_API_KEY does not replace the key that a profile brings
+for its own URL, and a profile's key never goes to another host than the profile's. Both are said in `warnings`.
 """
 
 from __future__ import annotations
 
+import math
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
-from tokentrace.errors import ConfigError, EndpointError
+from tokentrace.client import config_files, keys, urls
+from tokentrace.client.config_files import Settings
+from tokentrace.errors import ConfigError
 
-FILE_NAME = "tokentrace.toml"
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+DEFAULT_TIMEOUT_S = 120.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class Endpoint:
-    """The usual three settings and how patient to be. `warnings` are sentences for the user."""
+    """An OpenAI-compatible server and how to speak to it. `repr` shows neither the key nor the headers' values.
+
+    `model` may be empty: `chat` then asks the server for its only model. `timeout_s` limits the wait for the first
+    byte and between two bytes. `source` says where each value came from; `warnings` are sentences for the user.
+    """
 
     base_url: str
     api_key: str = field(default="", repr=False)
     model: str = ""
-    timeout_s: float = 120.0
+    timeout_s: float = DEFAULT_TIMEOUT_S
     max_retries: int = 0
-    warnings: list[str] = field(default_factory=list)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    source: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = field(default=(), repr=False)
+    query: str = field(default="", repr=False)
+    #: Why the key was set aside or is doubtful; "" when there is nothing to say.
+    key_problem: str = ""
+
+    @classmethod
+    def of(cls, url: str, **more: object) -> Endpoint:
+        """An endpoint from a URL in any form. Raises ConfigError."""
+        base = urls.normalise(url)
+        return replace(cls(base.url, query=base.query, warnings=base.notes), **more)  # type: ignore[arg-type]
 
     @property
     def chat_url(self) -> str:
-        return f"{self.base_url}/chat/completions"
+        return self.base_url + "/chat/completions"
 
     @property
-    def headers(self) -> dict[str, str]:
-        return {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+    def parts(self) -> urls.BaseUrl:
+        return urls.normalise(self.base_url)
 
+    @property
+    def host(self) -> str:
+        return self.parts.host
 
-def normalise(url: str) -> str:
-    """The base URL without trailing slash and without `/chat/completions`.
-
-    Raises EndpointError for what is no http(s) URL and for a doubled `/v1`.
-    """
-    text = url.strip().strip("\"'")
-    parts = urlsplit(text if "://" in text else f"http://{text}")
-    try:
-        port_ok = parts.port is None or parts.port > 0
-    except ValueError:
-        port_ok = False
-    if parts.scheme not in ("http", "https") or not parts.hostname or not port_ok:
-        raise EndpointError(f"{url!r} is no http URL", fix="for example --url http://localhost:8000/v1", layer=8)
-    path = re.sub(r"/{2,}", "/", parts.path).rstrip("/")
-    for tail in ("/chat/completions", "/completions", "/models"):
-        path = path.removesuffix(tail)
-    base = urlunsplit((parts.scheme, parts.netloc, path, "", ""))
-    if "/v1/v1" in path:
-        raise EndpointError(f"the path of {base} is doubled", fix=f"--url {base.replace('/v1/v1', '/v1')}", layer=8)
-    return base
-
-
-def check_key(key: str, source: str) -> str:
-    """The key as it is sent. Raises ConfigError, without the key, for one that cannot be right."""
-    bare = key.strip()
-    if not bare:
-        return ""
-    if bare != key or bare[0] in "\"'" or bare[-1] in "\"'":
-        raise ConfigError(
-            f"the key in {source} looks malformed: it has spaces, a newline or quotes around it",
-            fix=f"set {source} again without them",
-        )
-    if bare.lower() in ("none", "null", "undefined"):
-        raise ConfigError(f"the key in {source} looks malformed: it is the word {bare}", fix=f"set or unset {source}")
-    if bare.lower().startswith("bearer "):
-        raise ConfigError(
-            f"the key in {source} begins with 'Bearer', which is added when it is sent",
-            fix=f"set {source} to the key alone",
-        )
-    if any(ord(c) < 33 or ord(c) > 126 for c in bare):
-        raise ConfigError(
-            f"the key in {source} looks malformed: it holds a character no header may carry",
-            fix=f"copy the key again into {source}",
-        )
-    return bare
+    @property
+    def port(self) -> int:
+        return self.parts.port
 
 
 def resolve(
@@ -92,131 +70,153 @@ def resolve(
     key: str | None = None,
     model: str | None = None,
     profile: str | None = None,
-    config: str | None = None,
+    config: str | Path | None = None,
     timeout_s: float | None = None,
     environ: Mapping[str, str] | None = None,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
+    max_retries: int | None = None,
 ) -> Endpoint | None:
-    """The endpoint to talk to, or None when no base URL is given anywhere (then the local engine serves).
+    """The endpoint that flags, environment and files describe, or None when no base URL is set anywhere.
 
-    Raises ConfigError for an unreadable file, an unknown profile, an unset `${VAR}` or a malformed key, EndpointError
-    for a base URL that cannot be one.
+    Raises ConfigError: bad URL, malformed key, unreadable or malformed file (with line), unknown profile, unset
+    ${VAR}, a named profile without a URL.
     """
     env = os.environ if environ is None else environ
+    named = profile or env.get("TOKENTRACE_PROFILE") or ""
     warnings: list[str] = []
-    chosen = profile or env.get("TOKENTRACE_PROFILE") or ""
-    stored = _stored(config, chosen, env, folder or Path.cwd(), warnings)
+    file = _file(named, config, env, Path(folder) if folder is not None else Path.cwd(), warnings)
+    if file is not None:
+        warnings += file.warnings
+    source: dict[str, str] = {}
 
-    def pick(flag: str | None, *names: str) -> tuple[str, str]:
+    def pick(name: str, flag: str | None, variables: tuple[str, ...], filed: str | None) -> str:
         if flag:
-            return flag, "the command line"
-        for name in names:
-            if env.get(name):
-                return env[name], name
-        return "", ""
+            source[name] = f"--{'url' if name == 'base_url' else name}"
+            return flag
+        for variable in variables:
+            if env.get(variable):
+                source[name] = variable
+                if filed and profile and env[variable] != filed:
+                    warnings.append(f"{variable} from the environment is used instead of {name} of {_of(file)}")
+                return env[variable]
+        if filed and file is not None:
+            source[name] = file.where
+            return filed
+        return ""
 
-    base, _ = pick(url, "TOKENTRACE_BASE_URL", *(() if stored.get("base_url") and chosen else ("OPENAI_BASE_URL",)))
-    base = base or str(stored.get("base_url") or "")
-    if not base:
+    filed_url = file.base_url if file is not None else None
+    raw = pick("base_url", url, ("TOKENTRACE_BASE_URL", "OPENAI_BASE_URL"), filed_url)
+    if not raw:
+        if profile and file is not None:
+            raise ConfigError(f"{_of(file)} has no base_url", fix="add base_url to it, or give --url", layer=8)
         return None
-    secret, source = pick(key, "TOKENTRACE_API_KEY")
-    if not secret and stored.get("api_key"):
-        secret, source = str(stored["api_key"]), str(stored["_source"])
-    if not secret:
-        secret, source = pick(None, "OPENAI_API_KEY")
-    name, _ = pick(model, "TOKENTRACE_MODEL")
-    name = name or str(stored.get("model") or stored.get("default_model") or env.get("OPENAI_MODEL") or "")
+    base = urls.normalise(raw, source["base_url"])
+    warnings += base.notes
+    chosen = pick("model", model, ("TOKENTRACE_MODEL", "OPENAI_MODEL"), file.model if file is not None else None)
+    secret = _key(key, env, file, base, source, warnings)
+    reading = keys.examine(secret, source.get("api_key", "")) if secret else keys.KeyReading("")
+    if reading.malformed:
+        warnings.append(f"the key from {source['api_key']} looks malformed: {reading.malformed}")
     return Endpoint(
-        normalise(base),
-        check_key(secret, source) if secret else "",
-        name.strip(),
-        timeout_s or _number(env.get("TOKENTRACE_TIMEOUT") or stored.get("timeout"), 120.0),
-        int(_number(stored.get("max_retries"), 0)),
-        warnings,
+        base_url=base.url,
+        api_key=reading.key,
+        model=chosen.strip(),
+        timeout_s=_timeout(timeout_s, env, file, source),
+        max_retries=_retries(max_retries, file, source),
+        headers=dict(file.headers) if file is not None and _same_host(file, base) else {},
+        source=source,
+        warnings=tuple(dict.fromkeys(warnings)),
+        query=base.query,
+        key_problem=reading.malformed,
     )
 
 
-def _number(value: Any, default: float) -> float:
-    if value in (None, ""):
-        return default
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = -1.0
-    if not 0 <= number < 1e6:
-        raise ConfigError(f"{value!r} is no number of seconds or tries", fix="mend timeout or max_retries")
-    return number
+def _file(
+    named: str, config: str | Path | None, env: Mapping[str, str], cwd: Path, warnings: list[str]
+) -> Settings | None:
+    if config:
+        file = config_files.read(Path(config).expanduser())
+    else:
+        path, said = config_files.find(cwd)
+        warnings += said
+        if path is None:
+            if named:
+                raise ConfigError(
+                    f"there is no profile {named!r}: no tokentrace.toml was found here, above, or in the user folder",
+                    fix=f"write [profiles.{named}] with base_url into ./tokentrace.toml",
+                    layer=8,
+                )
+            return None
+        file = config_files.read(path)
+    return config_files.settings(file, named or file.default, env)
 
 
-def _stored(
-    config: str | None, profile: str, env: Mapping[str, str], folder: Path, warnings: list[str]
-) -> dict[str, Any]:
-    files = [Path(config)] if config else _files(folder)
-    for path in files:
-        data = read_file(path)
-        profiles = data.get("profiles") if isinstance(data.get("profiles"), dict) else {}
-        assert isinstance(profiles, dict)
-        if profile:
-            if profile not in profiles:
-                if not config and path is not files[-1]:
-                    continue
-                known = ", ".join(profiles) or "none"
-                raise ConfigError(f"there is no profile {profile!r} in {path}", fix=f"profiles there: {known}")
-            data = profiles[profile]
-        elif not config and not data.get("base_url"):
-            continue
-        values = {k: _expand(v, env, path) if isinstance(v, str) else v for k, v in data.items() if k != "profiles"}
-        values["_source"] = str(path)
-        if values.get("api_key"):
-            if not _VARIABLE.search(str(data.get("api_key"))):
-                warnings.append(f'{path} holds a key itself; api_key_env = "NAME" keeps it out of the file')
-        elif values.get("api_key_env"):
-            variable = str(values["api_key_env"])
-            if variable not in env:
-                raise ConfigError(f"{path} takes the key from {variable}, which is not set", fix=f"export {variable}=…")
-            values["api_key"], values["_source"] = env[variable], variable
-        return values
-    if profile:
-        raise ConfigError(f"there is no {FILE_NAME} with a profile {profile!r}", fix="write one, or give --config FILE")
-    return {}
+def _key(
+    flag: str | None,
+    env: Mapping[str, str],
+    file: Settings | None,
+    base: urls.BaseUrl,
+    source: dict[str, str],
+    warnings: list[str],
+) -> str:
+    if flag:
+        source["api_key"] = "--key"
+        return flag
+    if env.get("TOKENTRACE_API_KEY"):
+        source["api_key"] = "TOKENTRACE_API_KEY"
+        return env["TOKENTRACE_API_KEY"]
+    generic = env.get("OPENAI_API_KEY", "")
+    if file is not None and (file.api_key or file.api_key_env):
+        if not _same_host(file, base):
+            warnings.append(f"the key of {_of(file)} was not sent, because the base URL is another host")
+        elif not generic or source["base_url"] == file.where:
+            if generic:
+                warnings.append(f"OPENAI_API_KEY was not sent, because {_of(file)} brings its own key for its URL")
+            source["api_key"] = file.api_key_env if file.api_key is None and file.api_key_env else file.where
+            return file.api_key or env.get(file.api_key_env or "", "")
+    if generic:
+        source["api_key"] = "OPENAI_API_KEY"
+    return generic
 
 
-def _files(folder: Path) -> list[Path]:
-    import platformdirs
-
-    here = [parent / FILE_NAME for parent in (folder, *folder.parents)]
-    user = Path(platformdirs.user_config_dir("tokentrace")) / FILE_NAME
-    return [path for path in (*here, user) if path.is_file()]
-
-
-def read_file(path: Path) -> dict[str, Any]:
-    """A TOML or JSON file as a table. Raises ConfigError with file and line."""
-    import json
-
-    try:
-        import tomllib
-    except ImportError:  # Python 3.10
-        import tomli as tomllib  # type: ignore[no-redef,import-not-found,unused-ignore]
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ConfigError(f"{path} cannot be read: {reason}", fix="check the path and its permissions") from error
-    try:
-        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}:{error.lineno}: {error.msg}", fix="mend that line") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: {error}", fix="mend that line") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}:1: expected a table of settings", fix='for example base_url = "http://…/v1"')
-    return data
+def _same_host(file: Settings, base: urls.BaseUrl) -> bool:
+    if not file.base_url:
+        return True
+    own = urls.normalise(file.base_url, file.where)
+    return (own.scheme, own.host, own.port) == (base.scheme, base.host, base.port)
 
 
-def _expand(text: str, env: Mapping[str, str], path: Path) -> str:
-    def value(match: re.Match[str]) -> str:
-        if match[1] not in env:
-            raise ConfigError(f"{path} uses ${{{match[1]}}}, which is not set", fix=f"export {match[1]}=…")
-        return env[match[1]]
+def _timeout(flag: float | None, env: Mapping[str, str], file: Settings | None, source: dict[str, str]) -> float:
+    if flag is not None:
+        source["timeout"] = "--timeout"
+        value = float(flag)
+    elif env.get("TOKENTRACE_TIMEOUT"):
+        source["timeout"] = "TOKENTRACE_TIMEOUT"
+        try:
+            value = float(env["TOKENTRACE_TIMEOUT"])
+        except ValueError:
+            value = math.nan
+    elif file is not None and file.timeout_s is not None:
+        source["timeout"] = file.where
+        value = file.timeout_s
+    else:
+        return DEFAULT_TIMEOUT_S
+    if not 0 < value < 1e7:
+        raise ConfigError(
+            f"the timeout from {source['timeout']} is not a number of seconds above 0", fix="for instance 60", layer=8
+        )
+    return value
 
-    return _VARIABLE.sub(value, text)
+
+def _retries(flag: int | None, file: Settings | None, source: dict[str, str]) -> int:
+    if flag is not None:
+        source["max_retries"] = "--max-retries"
+        return max(0, flag)
+    if file is not None and file.max_retries is not None:
+        source["max_retries"] = file.where
+        return file.max_retries
+    return 0
+
+
+def _of(file: Settings | None) -> str:
+    return file.where if file is not None else "the file"

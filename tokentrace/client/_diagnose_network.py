@@ -1,0 +1,261 @@
+"""Causes below HTTP: names, connections, TLS, proxies, time."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+
+from tokentrace.client.causes import failure
+from tokentrace.client.facts import Facts
+from tokentrace.errors import EndpointError
+
+
+def network_failure(facts: Facts) -> EndpointError:
+    """What the exception that ended the exchange means, from where it happened and what lies beneath it."""
+    wire, error = facts.wire, facts.error
+    assert error is not None
+    chain = _chain(error, wire.fault)
+    if wire.stage in ("stream", "done") or facts.status:
+        return broken_stream(facts)
+    if any(type(e).__name__ == "ProxyError" for e in chain):
+        return _proxy_refused(facts, str(error))
+    if wire.limit:
+        return timed_out(facts)
+    if gai := next((e for e in chain if isinstance(e, socket.gaierror)), None):
+        return _no_name(facts, gai)
+    if tls := next((e for e in chain if isinstance(e, ssl.SSLError)), None):
+        return _tls(facts, tls)
+    if wire.stage in ("dns", "connect"):
+        return _no_connection(facts, next((e for e in chain if isinstance(e, OSError)), None))
+    return _no_answer(facts, chain)
+
+
+def timed_out(facts: Facts) -> EndpointError:
+    """A limit ran out before the answer was whole."""
+    wire, seconds = facts.wire, f"{facts.timeout_s:g} s"
+    if wire.stage == "dns":
+        return failure(
+            "TT802", f"looking up the name {wire.host} took too long", "check the DNS server of this machine"
+        )
+    if wire.stage in ("connect", "tls"):
+        if wire.proxy:
+            return failure("TT820", f"the proxy {wire.proxy} did not answer in time", _proxy_fix(wire.proxy))
+        if wire.stage == "tls":
+            return failure(
+                "TT804",
+                f"{facts.where} took the connection but did not answer the TLS handshake in time",
+                f"if it speaks plain http, use {facts.base_url.replace('https://', 'http://', 1)}",
+                _attempts(facts),
+            )
+        return failure(
+            "TT804",
+            f"{facts.where} did not answer in time",
+            "check host and port; a firewall that drops packets looks like this",
+            _attempts(facts),
+        )
+    if wire.limit == "total":
+        return failure(
+            "TT827",
+            f"the whole reply did not arrive in time, {_so_far(facts)}",
+            "raise the total limit, or lower --max-tokens",
+        )
+    if facts.text_chunks or (wire.body_begun and facts.keepalives == 0):
+        return failure(
+            "TT826",
+            f"nothing more came for {seconds} {_so_far(facts)}",
+            "look at the server's log at that time, or raise --timeout",
+        )
+    alive = f"; {facts.keepalives} keep-alives came, so it was still at work" if facts.keepalives else ""
+    return failure(
+        "TT825",
+        f"{facts.where} took the request but sent no token within {seconds}{alive}",
+        "raise --timeout if the model is slow or busy; tokentrace doctor tells busy from stuck",
+    )
+
+
+def broken_stream(facts: Facts) -> EndpointError:
+    """The connection ended badly after the headers had come."""
+    if facts.wire.limit:
+        return timed_out(facts)
+    reset = any(isinstance(e, OSError) and e.errno == errno.ECONNRESET for e in _chain(facts.error, facts.wire.fault))
+    how = "was reset" if reset else "was closed in the middle of a chunk" if _cut(facts) else "failed"
+    return failure(
+        "TT860",
+        f"the connection broke {_so_far(facts)}: it {how} before the reply was whole",
+        "look at the log of the server, and of any gateway before it, at that time",
+        f"finish_reason: {facts.finish_reason or 'none'}, [DONE]: {'came' if facts.saw_done else 'did not come'}",
+    )
+
+
+def so_far(facts: Facts) -> str:
+    count, seconds = facts.text_chunks, facts.elapsed_ns / 1e9
+    # A chunk usually holds one token, but may hold several.
+    return f"after {count} token{'' if count == 1 else 's'}, {seconds:.2f} s"
+
+
+_so_far = so_far
+
+
+def _no_name(facts: Facts, error: socket.gaierror) -> EndpointError:
+    wire = facts.wire
+    if wire.proxy:
+        return failure("TT820", f"the name of the proxy {wire.proxy} has no address", _proxy_fix(wire.proxy))
+    if error.errno == socket.EAI_AGAIN:
+        return failure(
+            "TT802",
+            f"the name {wire.host} could not be looked up now",
+            "check that this machine has a network and a DNS server",
+        )
+    return failure("TT802", f"the name {wire.host} has no address", "check its spelling in the base URL")
+
+
+def _no_connection(facts: Facts, error: OSError | None) -> EndpointError:
+    wire = facts.wire
+    code = error.errno if error is not None else None
+    if wire.proxy:
+        return failure("TT820", f"the proxy {wire.proxy} cannot be reached", _proxy_fix(wire.proxy), _attempts(facts))
+    if code == errno.ECONNREFUSED:
+        if wire.host == "localhost" and [a.address for a in wire.attempts] == ["::1"]:
+            return failure(
+                "TT806",
+                f"nothing listens on port {wire.port} of ::1, the only address that localhost has here",
+                "write 127.0.0.1 instead of localhost in the base URL",
+                _attempts(facts),
+            )
+        return failure(
+            "TT803",
+            f"nothing listens on {facts.where}",
+            "start the server, or check host and port in the base URL",
+            _attempts(facts),
+        )
+    if code in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+        six = bool(wire.attempts) and all(":" in a.address for a in wire.attempts)
+        return failure(
+            "TT805",
+            f"there is no way from here to {facts.where}",
+            "the host has only IPv6 addresses and this machine lacks IPv6: use one with an IPv4 address"
+            if six
+            else "check the network, VPN and firewall",
+            _attempts(facts),
+        )
+    if code in (errno.EACCES, errno.EPERM):
+        return failure(
+            "TT805",
+            f"this machine does not allow a connection to {facts.where}",
+            "check the firewall here",
+            _attempts(facts),
+        )
+    said = f": {error.strerror}" if error is not None and error.strerror else ""
+    return failure("TT805", f"{facts.where} cannot be reached{said}", "check host, port and network", _attempts(facts))
+
+
+def _tls(facts: Facts, error: ssl.SSLError) -> EndpointError:
+    wire, shown = facts.wire, facts.certificate
+    if isinstance(error, ssl.SSLCertVerificationError):
+        code = error.verify_code
+        if code in (9, 10):  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
+            when = f" (valid {shown.not_before} to {shown.not_after})" if shown else ""
+            what = "has expired" if code == 10 else "is not valid yet"
+            return failure(
+                "TT810",
+                f"the certificate of {facts.where} {what}{when}",
+                "renew it on the server; if it looks valid, check this machine's clock",
+            )
+        if code in (62, 64):  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+            name = f"; it is for {shown.subject}" if shown and shown.subject else ""
+            return failure(
+                "TT812",
+                f"the certificate of {facts.where} is for another name{name}",
+                "use the name that the certificate is for in the base URL",
+            )
+        if shown and shown.self_signed:
+            who = "is self-signed"
+        elif shown and shown.issuer:
+            who = f"was issued by {shown.issuer}, which is not trusted here"
+        else:
+            who = "was issued by an authority that is not trusted here"
+        return failure(
+            "TT811",
+            f"the certificate of {facts.where} {who}",
+            "set SSL_CERT_FILE (and REQUESTS_CA_BUNDLE for other tools) to a PEM file with the authority's certificate",
+            f"trusted here: {wire.ca}" if wire.ca else "",
+        )
+    text = str(error).upper().replace(" ", "_")
+    if "WRONG_VERSION_NUMBER" in text or "HTTP_REQUEST" in text or "PACKET_LENGTH" in text or "RECORD_LAYER" in text:
+        return failure(
+            "TT813",
+            f"{facts.where} speaks plain http, not https",
+            f"use {facts.base_url.replace('https://', 'http://', 1)}",
+        )
+    return failure(
+        "TT815",
+        f"the TLS handshake with {facts.where} failed: {getattr(error, 'reason', '') or error}",
+        "check that the server speaks TLS 1.2 or later on this port",
+    )
+
+
+def _no_answer(facts: Facts, chain: list[BaseException]) -> EndpointError:
+    wire = facts.wire
+    start = wire.first_bytes
+    if start[:1] == b"\x15" and start[1:2] == b"\x03":  # a TLS alert
+        return failure(
+            "TT814",
+            f"{facts.where} speaks https, not plain http",
+            f"use {facts.base_url.replace('http://', 'https://', 1)}",
+        )
+    if start and not start.startswith(b"HTTP/"):
+        seen = "".join(chr(b) if 32 <= b < 127 else "." for b in start[:40])
+        return failure(
+            "TT829", f"what listens on {facts.where} does not speak HTTP", "check the port", f"it began with: {seen}"
+        )
+    if wire.stage == "tls" or any(isinstance(e, ConnectionError) for e in chain) or not start:
+        kind = "was reset" if any(isinstance(e, ConnectionResetError) for e in chain) else "was closed"
+        secure = facts.base_url.startswith("https://")
+        other = "http" if secure else "https"
+        by = f"; the request went through the proxy {wire.proxy}" if wire.proxy else ""
+        return failure(
+            "TT828",
+            f"the connection to {facts.where} {kind} without an answer{by}",
+            f"look at the server's log; if it speaks {other}, begin the base URL with {other}://",
+        )
+    return failure(
+        "TT829",
+        f"the answer of {facts.where} is not valid HTTP",
+        "check the port and any proxy before it",
+        str(facts.error)[:200],
+    )
+
+
+def _proxy_refused(facts: Facts, said: str) -> EndpointError:
+    proxy = facts.wire.proxy
+    if said.startswith("407"):
+        return failure(
+            "TT821",
+            f"the proxy {proxy} wants a user name and password (407)",
+            "put them into its URL: http://user:password@host:port",
+        )
+    return failure("TT821", f"the proxy {proxy} did not pass the request on ({said})", _proxy_fix(proxy))
+
+
+def _proxy_fix(proxy: str) -> str:
+    variable = proxy.rpartition("(")[2].rstrip(")")
+    return f"start that proxy, unset {variable}, or put the server's name into NO_PROXY"
+
+
+def _attempts(facts: Facts) -> str:
+    return "\n".join(a.describe() for a in facts.wire.attempts[:6])
+
+
+def _cut(facts: Facts) -> bool:
+    return any("incomplete" in str(e) or "peer closed" in str(e) for e in _chain(facts.error, facts.wire.fault))
+
+
+def _chain(*errors: BaseException | None) -> list[BaseException]:
+    """The exceptions and what lies beneath them."""
+    found: list[BaseException] = []
+    for error in errors:
+        while error is not None and error not in found and len(found) < 20:
+            found.append(error)
+            error = error.__cause__ or error.__context__
+    return found

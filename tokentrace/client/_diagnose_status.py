@@ -1,0 +1,337 @@
+"""Causes that an HTTP status other than 200 stands for, and whose answer it is."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+from urllib.parse import urljoin, urlsplit
+
+from tokentrace.client.causes import failure, one_line, some_lines
+from tokentrace.client.facts import Facts
+from tokentrace.errors import EndpointError
+
+_NO_TEMPLATE = re.compile(
+    r"no chat.?template|not .{0,20}chat.?template|without (a )?chat.?template|chat.?template.{0,60}(is |are )?"
+    r"(not (set|defined|found|provided)|missing|no longer allowed|none)|must provide a chat template|"
+    r"carries no chat|(has|have|lacks?) (no |a )?chat.?template",
+    re.IGNORECASE,
+)
+_CONTEXT = re.compile(
+    r"context.?length|context.?window|context size|context_length_exceeded|max_model_len|maximum model length|"
+    r"longer than the (model|maximum)|max_new_tokens. must be|prompt is too long|too many tokens|"
+    r"reduce the length of the|exceeds? the (model|maximum|available|max)",
+    re.IGNORECASE,
+)
+_MODEL = re.compile(
+    r"model_?not_?found|model.{0,120}(not found|does not exist|not exist|not available|is not served|unknown|"
+    r"decommissioned|not supported by this server|is not a valid)|(unknown|invalid|no such|unsupported) model|"
+    r"no endpoints found for",
+    re.IGNORECASE | re.DOTALL,
+)
+_MEMORY = re.compile(r"out of memory|CUDA error|OutOfMemory|HIP error|cannot allocate", re.IGNORECASE)
+_LOADING = re.compile(r"loading model|model is loading|still loading|currently loading|is (being )?load", re.IGNORECASE)
+_DEAD = re.compile(r"EngineDead|engine (core )?(died|failed|is dead|has died)|background loop", re.IGNORECASE)
+_EXPIRED = re.compile(r"expired|expir", re.IGNORECASE)
+_OAUTH = re.compile(r"oauth|access token|session token|jwt", re.IGNORECASE)
+_HTTPS_PORT = re.compile(r"plain HTTP request was sent to HTTPS port|HTTP request to an HTTPS server", re.IGNORECASE)
+
+
+def status_failure(facts: Facts) -> EndpointError:
+    """For any status that is not 2xx."""
+    status = facts.status
+    if _HTTPS_PORT.search(facts.text):
+        return failure(
+            "TT814",
+            f"{facts.where} speaks https, not plain http",
+            f"use {facts.base_url.replace('http://', 'https://', 1)}",
+        )
+    if 300 <= status < 400:
+        return _redirect(facts)
+    if status == 407:
+        return failure(
+            "TT821",
+            f"the proxy {facts.wire.proxy or 'on the way'} wants a user name and password (407)",
+            "put them into its URL: http://user:password@host:port",
+        )
+    if status == 401:
+        return _unauthorised(facts)
+    if (found := said_failure(facts, status)) is not None:
+        return found
+    if status == 403:
+        return _forbidden(facts)
+    if status == 404:
+        return _not_found(facts)
+    if status == 405:
+        return failure(
+            "TT842",
+            f"{facts.who} does not take POST at {urlsplit(facts.url).path} (405)",
+            _root_fix(facts, "check the path of the base URL"),
+            _detail(facts),
+        )
+    if status == 413:
+        limit = "lower the prompt's length" if not facts.gateway else f"raise the body limit of {facts.gateway}"
+        return failure("TT843", f"{facts.who} finds the request too large (413)", limit, _detail(facts))
+    if status == 429:
+        return _limited(facts)
+    if status >= 500:
+        return _server_error(facts)
+    return failure(
+        "TT844", f"{facts.who} refused the request ({status}){_said(facts)}", "change what it names", _detail(facts)
+    )
+
+
+def said_failure(facts: Facts, status: int) -> EndpointError | None:
+    """A cause that the server's own words give away, whatever the status (0: in an answer with 200); or None."""
+    said, code = facts.said, facts.error_code
+    text = f"{said} {code}"
+    if _NO_TEMPLATE.search(said):
+        return failure(
+            "TT701",
+            f"the model has no chat template{_said(facts)}",
+            "use the server's /v1/completions route, or start the server with --chat-template FILE for this model",
+            _detail(facts),
+        )
+    if status != 404 and _CONTEXT.search(text) and status not in (401, 403, 429):
+        return _context(facts)
+    if status in (0, 400, 404, 422, 403, 500) and _MODEL.search(text) and "chat/completions" not in said:
+        return _unknown_model(facts)
+    if _MEMORY.search(said):
+        return failure(
+            "TT604",
+            f"the engine ran out of memory{_said(facts)}",
+            "lower max_tokens, the prompt or the batch",
+            _detail(facts),
+        )
+    if _LOADING.search(said):
+        return failure("TT603", "the server is still loading the model", "wait and run this again", _detail(facts))
+    if _DEAD.search(text):
+        return failure(
+            "TT602",
+            f"the engine behind the server failed{_said(facts)}",
+            "look at the server's log and restart it",
+            _detail(facts),
+        )
+    return None
+
+
+def nearest(model: str, models: Sequence[str]) -> list[str]:
+    """The server's models, most similar first: the same apart from case or folder, then by likeness."""
+
+    def likeness(known: str) -> tuple[bool, bool, float, int]:
+        a, b = model.lower(), known.lower()
+        base_a, base_b = posixpath.basename(a.rstrip("/")), posixpath.basename(b.rstrip("/"))
+        bare_a, bare_b = base_a.partition(":")[0], base_b.partition(":")[0]
+        ratio = max(SequenceMatcher(None, a, b).ratio(), SequenceMatcher(None, base_a, base_b).ratio())
+        return (a == b, base_a == base_b or bare_a == bare_b, ratio, -len(known))
+
+    return sorted(models, key=likeness, reverse=True)
+
+
+def _unknown_model(facts: Facts) -> EndpointError:
+    named = f"the model {facts.model!r}" if facts.model else "a model of no name"
+    if facts.models is None:
+        return failure(
+            "TT841", f"the server does not have {named}", "see its /v1/models for the right name", _detail(facts)
+        )
+    if not facts.models:
+        return failure(
+            "TT841", f"the server does not have {named}, nor any other", "load a model there", _detail(facts)
+        )
+    known = nearest(facts.model, facts.models)
+    return failure(
+        "TT841",
+        f"the server does not have {named}",
+        f"--model {known[0]}",
+        "it has: " + one_line(", ".join(known[:10]), 600) + (f" and {len(known) - 10} more" if len(known) > 10 else ""),
+    )
+
+
+def _not_found(facts: Facts) -> EndpointError:
+    path = urlsplit(facts.url).path
+    if facts.better_base:
+        return failure(
+            "TT840", f"{path} does not exist on {facts.where} (404)", f"use {facts.better_base}", _detail(facts)
+        )
+    if facts.models is not None:
+        return failure(
+            "TT840",
+            f"{facts.where} has /models, but no {path} (404)",
+            "it may serve no chat models; see its documentation",
+            _detail(facts),
+        )
+    return failure("TT840", f"{path} does not exist on {facts.where} (404)", _root_fix(facts), _detail(facts))
+
+
+def _unauthorised(facts: Facts) -> EndpointError:
+    said = _said(facts)
+    if facts.key_problem:
+        return failure(
+            "TT832",
+            f"the server wants a key (401), and the key from {facts.key_source} looks malformed: {facts.key_problem}",
+            f"set {facts.key_source} to the key itself",
+            _detail(facts),
+        )
+    if not facts.key_sent:
+        others = [v for v in facts.key_variables if v not in ("OPENAI_API_KEY", "TOKENTRACE_API_KEY")]
+        fix = f"is it the one in {others[0]}? then OPENAI_API_KEY=${others[0]}" if others else "export OPENAI_API_KEY=…"
+        return failure(
+            "TT830", "the server wants a key (401) and none was sent", f"{fix}, or use --profile", _detail(facts)
+        )
+    if _EXPIRED.search(facts.said) and (_OAUTH.search(facts.said) or "OAuth" in facts.key_hint):
+        return failure(
+            "TT833", f"the OAuth token has expired (401){said}", "log in again, or use an API key", _detail(facts)
+        )
+    if "OAuth" in facts.key_hint or _OAUTH.search(facts.said):
+        hint = facts.key_hint or "it speaks of an OAuth token"
+        return failure(
+            "TT833", f"the server refused the key (401): {hint}", "use an API key of this service", _detail(facts)
+        )
+    hint = f" ({facts.key_hint})" if facts.key_hint else ""
+    return failure(
+        "TT831",
+        f"the server refused the key from {facts.key_source or 'the settings'} (401){hint}{said}",
+        "check that it belongs to this server and was not revoked",
+        _detail(facts),
+    )
+
+
+def _forbidden(facts: Facts) -> EndpointError:
+    if facts.is_html and facts.gateway:
+        return failure(
+            "TT834",
+            f"{facts.gateway} before the server blocks this request (403)",
+            "check its rules for this address and user agent",
+            _detail(facts),
+        )
+    fix = "check what this key may do" if facts.key_sent else "send a key: export OPENAI_API_KEY=…"
+    return failure("TT834", f"{facts.who} forbids this (403){_said(facts)}", fix, _detail(facts))
+
+
+def _limited(facts: Facts) -> EndpointError:
+    wait = facts.headers.get("retry-after", "")
+    left = [f"{k}: {v}" for k, v in facts.headers.items() if k.startswith("x-ratelimit")]
+    detail = "\n".join([one_line(x, 120) for x in left[:4]] + ([_detail(facts)] if _detail(facts) else []))
+    if re.search(r"insufficient_quota|quota|billing|credit|balance", f"{facts.said} {facts.error_code}", re.IGNORECASE):
+        return failure(
+            "TT845", f"the account's quota is used up (429){_said(facts)}", "check its plan and billing", detail
+        )
+    fix = f"wait {one_line(wait, 30)} s" if wait.isdigit() else "wait and try again"
+    return failure(
+        "TT845", f"{facts.who} limits the rate (429){_said(facts)}", f"{fix}; a shared key counts for all", detail
+    )
+
+
+def _server_error(facts: Facts) -> EndpointError:
+    status = facts.status
+    if facts.wire.proxy and status in (502, 503, 504) and not isinstance(facts.value, dict):
+        return failure(
+            "TT821",
+            f"the proxy {facts.wire.proxy} could not reach the server ({status})",
+            "check the base URL, or put the server's name into NO_PROXY",
+            _detail(facts),
+        )
+    if status in (502, 504) or (status == 503 and facts.gateway):
+        by = facts.gateway or "a gateway"
+        what = "got no answer in time from the server" if status == 504 else "cannot reach the server behind it"
+        return failure(
+            "TT847", f"{by} {what} ({status}){_said(facts)}", "check that the server itself is up", _detail(facts)
+        )
+    if status == 503:
+        wait = facts.headers.get("retry-after", "")
+        fix = f"try again in {one_line(wait, 30)} s" if wait.isdigit() else "it may still be starting: try again"
+        return failure("TT846", f"the server is not ready (503){_said(facts)}", fix, _detail(facts))
+    return failure("TT846", f"{facts.who} failed ({status}){_said(facts)}", "look at the server's log", _detail(facts))
+
+
+def _context(facts: Facts) -> EndpointError:
+    limit, prompt, wanted = context_numbers(facts.said)
+    parts = [
+        f"limit {limit}" if limit else "",
+        f"prompt {prompt}" if prompt else "",
+        f"reply asked for {wanted}" if wanted else "",
+    ]
+    numbers = ", ".join(p for p in parts if p)
+    fix = "shorten the prompt or lower --max-tokens"
+    if limit and prompt:
+        room = limit - prompt
+        fix = f"--max-tokens {room} fits" if room > 0 else f"shorten the prompt to less than {limit} tokens"
+    return failure(
+        "TT601",
+        f"prompt and reply do not fit into the model's context{f' ({numbers} tokens)' if numbers else ''}",
+        fix,
+        _detail(facts),
+    )
+
+
+def context_numbers(said: str) -> tuple[int, int, int]:
+    """(limit, prompt tokens, tokens asked for) as far as the server's words give them; 0 where they do not."""
+    text = re.sub(r"(?<=\d),(?=\d{3})", "", said)
+
+    def first(*patterns: str) -> int:
+        for pattern in patterns:
+            if match := re.search(pattern, text, re.IGNORECASE):
+                return int(match[1])
+        return 0
+
+    limit = first(
+        r"(?:context length|context window|context size|max_model_len)[^0-9]{0,30}?(\d+)",
+        r"must be <= (\d+)",
+        r"(\d+) tokens? (?:maximum|limit)",
+    )
+    prompt = first(
+        r"(\d+) (?:in the (?:messages|prompt)|input tokens|tokens of prompt|tokens in the prompt|prompt tokens)",
+        r"(?:your )?messages resulted in (\d+)",
+        r"Given: (\d+)",
+        r"(?:request|input|prompt)[^0-9.]{0,30}\((\d+) tokens",
+        r"prompt (?:contains|has|is) (\d+)",
+    )
+    wanted = first(
+        r"(\d+) (?:in the completion|of completion|output tokens|tokens for the completion)",
+        r"is too large: (\d+)",
+        r"and (\d+) .max_new_tokens",
+    )
+    return limit, prompt, wanted
+
+
+def _redirect(facts: Facts) -> EndpointError:
+    target = urljoin(facts.url, facts.headers.get("location", ""))
+    parts, here = urlsplit(target), urlsplit(facts.url)
+    place = f"{parts.scheme}://{parts.netloc}{parts.path}"
+    login = re.search(r"login|signin|sign-in|oauth|sso", place, re.IGNORECASE)
+    if login:
+        return failure(
+            "TT849",
+            f"the server sends the request to a login page ({facts.status})",
+            "this address wants a browser session; use the service's API address",
+            place,
+        )
+    root = place.removesuffix("/").removesuffix("/chat/completions")
+    same = (parts.scheme, parts.netloc) == (here.scheme, here.netloc)
+    why = "" if same else ", and a key must not follow to another host"
+    return failure(
+        "TT849", f"the server sends the request on to {one_line(place)} ({facts.status}){why}", f"use {root}", ""
+    )
+
+
+def _root_fix(facts: Facts, otherwise: str = "") -> str:
+    if facts.better_base:
+        return f"use {facts.better_base}"
+    if re.search(r"/v\d+[a-z0-9]*$", facts.base_url):
+        return otherwise or "check the base URL; the chat route is looked for under it"
+    return f"most servers keep the API under /v1: try {facts.base_url}/v1"
+
+
+root_fix = _root_fix
+
+
+def _said(facts: Facts) -> str:
+    said = one_line(facts.said, 160)
+    return f": {said}" if said else ""
+
+
+def _detail(facts: Facts) -> str:
+    if facts.is_html:
+        return ""
+    return some_lines(facts.said or facts.text)

@@ -1,0 +1,131 @@
+"""What is known about a request when it has ended, well or badly: the input of the diagnosis, all plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from tokentrace.client.certificates import Certificate
+from tokentrace.client.chunks import error_in, error_message, parse_json
+from tokentrace.client.wire import Wire
+
+#: Names in the Server header (or telling headers) of things that stand before a server.
+_GATEWAYS = {
+    "nginx": "nginx", "openresty": "openresty", "cloudflare": "Cloudflare", "envoy": "Envoy", "istio": "Istio",
+    "awselb": "the AWS load balancer", "caddy": "Caddy", "traefik": "Traefik", "haproxy": "HAProxy", "apache": "Apache",
+    "squid": "Squid", "varnish": "Varnish", "kong": "Kong", "akamai": "Akamai", "google frontend": "Google's front end",
+    "litellm": "LiteLLM", "gunicorn": "",
+}  # fmt: skip
+_MARKS = {"cf-ray": "Cloudflare", "x-squid-error": "Squid", "x-envoy-upstream-service-time": "Envoy",
+          "x-litellm-version": "LiteLLM", "x-kong-response-latency": "Kong", "x-amzn-requestid": "AWS"}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Facts:
+    """`error` is the exception that ended it, if one did. Nothing here holds a key's value."""
+
+    url: str
+    base_url: str
+    wire: Wire = field(default_factory=Wire)
+    error: BaseException | None = None
+    model: str = ""
+    timeout_s: float = 0.0
+    key_sent: bool = False
+    key_source: str = ""
+    key_problem: str = ""
+    key_hint: str = ""
+    key_variables: tuple[str, ...] = ()
+    status: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""  # its beginning, where it was no stream of events
+    # The reply, when it was one.
+    events: int = 0
+    text_chunks: int = 0
+    elapsed_ns: int = 0
+    keepalives: int = 0
+    has_choices: bool = False
+    finish_reason: str = ""
+    saw_done: bool = False
+    malformed: str = ""  # the beginning of an event that is not JSON
+    malformed_count: int = 0
+    unfinished_event: bool = False
+    shape: str = ""
+    keys: tuple[str, ...] = ()
+    reply_error: Mapping[str, Any] | None = None
+    # What looking around found, when it was worth asking.
+    models: tuple[str, ...] | None = None
+    better_base: str = ""
+    certificate: Certificate | None = None
+
+    @property
+    def where(self) -> str:
+        """The server, as host:port."""
+        parts = urlsplit(self.url)
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        return f"{host}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+
+    @property
+    def content_type(self) -> str:
+        return self.headers.get("content-type", "")
+
+    @property
+    def text(self) -> str:
+        return self.body.decode("utf-8", "replace")
+
+    @property
+    def is_html(self) -> bool:
+        start = self.text.lstrip("\ufeff \t\r\n")[:15].lower()
+        return start.startswith(("<!doctype", "<html", "<head", "<body")) or (
+            "text/html" in self.content_type.lower() and not start.startswith(("{", "data:"))
+        )
+
+    @property
+    def value(self) -> Any:
+        """The body as JSON, or None."""
+        try:
+            return parse_json(self.body)
+        except ValueError:
+            return None
+
+    @property
+    def said(self) -> str:
+        """The server's own error message, "" when it gave none."""
+        if self.reply_error is not None:
+            return error_message(self.reply_error)
+        value = self.value
+        if isinstance(value, list) and value:
+            value = value[0]
+        if isinstance(value, dict):
+            error = error_in(value)
+            return error_message(error) if error else ""
+        if self.is_html or isinstance(value, (int, float)):
+            return ""
+        return self.text.strip()[:500] if self.status >= 400 else ""
+
+    @property
+    def error_code(self) -> str:
+        """The machine-readable part of the error: its code and type, in one text to search in."""
+        error: Mapping[str, Any] | None = self.reply_error
+        if error is None and isinstance(self.value, dict):
+            error = error_in(self.value)
+        return " ".join(str(error.get(k) or "") for k in ("code", "type", "param")) if error else ""
+
+    @property
+    def gateway(self) -> str:
+        """What stands before the server and wrote this answer; "" when the server itself did, as far as can be told."""
+        if isinstance(self.value, dict) and not self.wire.proxy and "litellm" not in " ".join(self.headers):
+            return ""  # an API's own error; a gateway passes it on unchanged
+        server = self.headers.get("server", "").lower()
+        for mark, name in _MARKS.items():
+            if mark in self.headers:
+                return name
+        return next((name for word, name in _GATEWAYS.items() if word in server), "")
+
+    @property
+    def who(self) -> str:
+        """Whose answer it is, to begin a sentence with."""
+        if self.gateway == "Squid" and self.wire.proxy:
+            return f"the proxy {self.wire.proxy}"
+        return f"{self.gateway} before the server" if self.gateway else "the server"

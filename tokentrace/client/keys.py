@@ -1,0 +1,115 @@
+"""Is this an API key at all? Says what is wrong with one without ever showing it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tokentrace.errors import ConfigError
+
+#: Words that a program writes where a key is missing.
+_NOTHING = frozenset({"none", "null", "undefined", "nil", "false", "nan"})
+#: Words that people send to servers that want no key.
+_ANY = frozenset({"empty", "dummy", "x", "na", "n/a", "no-key", "no_key", "not-needed", "token", "fake", "none-needed"})
+_PLACEHOLDER = re.compile(r"^(sk-)?your|^<.*>$|replace.?me|x{6,}|\.\.\.|changeme", re.IGNORECASE)
+_VARIABLE = re.compile(r"\$\{?\w+\}?|%\w+%|\{\{.*\}\}")
+#: Variables that hold a key for an OpenAI-compatible server or for a well-known service.
+KEY_VARIABLES = (
+    "TOKENTRACE_API_KEY",
+    "OPENAI_API_KEY",
+    "VLLM_API_KEY",
+    "GROQ_API_KEY",
+    "OPENROUTER_API_KEY",
+    "DEEPSEEK_API_KEY",
+    "MISTRAL_API_KEY",
+    "AZURE_OPENAI_API_KEY",
+    "ANTHROPIC_API_KEY",
+    "HF_TOKEN",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyReading:
+    """`key` is what may be sent ("" for nothing), `malformed` why it is probably not a key."""
+
+    key: str
+    malformed: str = ""
+
+
+def examine(key: str, source: str) -> KeyReading:
+    """Raises ConfigError (layer 8) for a key that no server can have issued: it could only be refused."""
+
+    def wrong(problem: str, fix: str) -> ConfigError:
+        return ConfigError(f"the key from {source} looks malformed: {problem}", fix=fix, layer=8)
+
+    bare = key.strip()
+    if not bare:
+        return KeyReading("")
+    if key != bare:
+        end = "ends" if key.rstrip() != key else "begins"
+        what = "a line break" if set(key) & set("\r\n") else "a space"
+        raise wrong(
+            f"it {end} with {what}", f"set {source} again without it, for instance with $(tr -d '[:space:]' < file)"
+        )
+    if bare[0] in "\"'\u201c\u2018" or bare[-1] in "\"'\u201d\u2019":
+        raise wrong("it has quotes around it", f"set {source} again without the quotes")
+    if re.match(r"bearer(\s|$)", bare, re.IGNORECASE):
+        raise wrong("it begins with the word Bearer, which is added when it is sent", f"remove that word from {source}")
+    if any(c.isspace() or ord(c) < 33 for c in bare):
+        raise wrong("it contains a space or a line break", f"set {source} again, on one line")
+    if not bare.isascii():
+        raise wrong("it contains characters that no key has", f"copy it again and set {source}")
+    if bare.lower() in _NOTHING:
+        return KeyReading("", f"it is the word {bare}, so no key was sent")
+    if _VARIABLE.fullmatch(bare):
+        raise wrong("it is the name of a variable, not its value", f"set {source} to the key itself")
+    if bare.lower() not in _ANY and _PLACEHOLDER.search(bare):
+        return KeyReading(bare, "it reads like a placeholder")
+    return KeyReading(bare)
+
+
+def hint(key: str, now_s: float | None = None) -> str:
+    """What kind of credential this is, where that may explain a refusal; "" when it tells nothing. Never the key."""
+    if not key:
+        return ""
+    if key.lower() in _ANY:
+        return "the key is a stand-in word, not a key"
+    if key.startswith(("sk-ant-oat", "ya29.", "gho_", "ghu_")):
+        return "the key is an OAuth access token, which many APIs refuse where they want an API key"
+    claims = _claims(key)
+    if claims is not None:
+        expires = claims.get("exp")
+        now_s = time.time() if now_s is None else now_s
+        if isinstance(expires, (int, float)) and expires < now_s:
+            return f"the key is an OAuth token that expired {_ago(now_s - expires)} ago"
+        return "the key is an OAuth token (JWT), which many APIs refuse where they want an API key"
+    return ""
+
+
+def set_variables(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Names (never values) of the key variables that are set."""
+    return tuple(name for name in KEY_VARIABLES if env.get(name))
+
+
+def _claims(key: str) -> dict[str, object] | None:
+    parts = key.split(".")
+    if len(parts) != 3 or not key.startswith("eyJ"):
+        return None
+    try:
+        value = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except (ValueError, binascii.Error):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _ago(seconds: float) -> str:
+    for name, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= size:
+            count = int(seconds // size)
+            return f"{count} {name}{'s' if count > 1 else ''}"
+    return "less than a minute"

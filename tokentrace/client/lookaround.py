@@ -1,0 +1,65 @@
+"""Asks the server itself what the right setting would have been: its models, or where its API is.
+
+Only GET requests to the host that was addressed, two seconds each, after a request has failed; they make no tokens.
+"""
+
+from __future__ import annotations
+
+import time
+
+from tokentrace.client import certificates
+from tokentrace.client.chunks import parse_json
+from tokentrace.client.facts import Facts
+from tokentrace.client.fetch import fetch
+from tokentrace.client.settings import Endpoint
+from tokentrace.client.urls import server_root
+from tokentrace.errors import EndpointError
+
+_EACH_S = 2.0
+_ALL_S = 5.0
+
+
+def model_ids(endpoint: Endpoint, base_url: str = "", timeout_s: float = _EACH_S) -> list[str] | None:
+    """Ids in `/models` under the base URL (the endpoint's own unless given); None when there is no such list."""
+    url = (base_url or endpoint.base_url) + "/models" + endpoint.query
+    try:
+        answer = fetch(endpoint, "GET", url, timeout_s=timeout_s)
+        value = parse_json(answer.body) if answer.status == 200 and answer.is_json else None
+    except (EndpointError, ValueError):
+        return None
+    listed = value.get("data") if isinstance(value, dict) else value
+    if not isinstance(listed, list):
+        return None
+    return [str(m["id"]) for m in listed if isinstance(m, dict) and m.get("id")]
+
+
+def look(endpoint: Endpoint, facts: Facts, check: str) -> None:
+    """Fill in `facts.models` or `facts.better_base`. Never raises; leaves them alone when nothing helps."""
+    end = time.monotonic() + _ALL_S
+    models = model_ids(endpoint)
+    if models is not None:
+        facts.models = tuple(models)
+        return
+    if check == "TT841":
+        return
+    for candidate in _candidates(endpoint):
+        left = end - time.monotonic()
+        if left <= 0:
+            return
+        if model_ids(endpoint, candidate, min(_EACH_S, left)) is not None:
+            facts.better_base = candidate
+            return
+
+
+def look_at_certificate(endpoint: Endpoint, facts: Facts) -> None:
+    """Fill in `facts.certificate`. Not through a proxy. Never raises."""
+    if not facts.wire.proxy:
+        facts.certificate = certificates.presented(endpoint.host, endpoint.port)
+
+
+def _candidates(endpoint: Endpoint) -> list[str]:
+    """Where an API usually is, nearest to what was given first."""
+    base, origin = endpoint.base_url, endpoint.parts.origin
+    root = server_root(base)
+    guesses = [f"{base}/v1", f"{root}/v1", f"{origin}/v1", f"{origin}/api/v1", f"{origin}/openai/v1"]
+    return [g for g in dict.fromkeys(guesses) if g != base and not g.endswith("/v1/v1")][:4]
