@@ -176,13 +176,17 @@ class _Folder:
         while stack:
             parent = stack.pop()
             groups: dict[tuple[Any, ...], list[int]] = {}
+            whole: list[list[int]] = []
             for row in self.children[parent]:
-                if trace.layer[row] in layers and row not in self.keep and row not in trace.envelopes:
-                    key = (trace.name[row], trace.layer[row], trace.direction[row], trace.process[row],
-                           trace.thread[row])  # fmt: skip
-                    groups.setdefault(key, []).append(row)
+                if trace.layer[row] not in layers or row in self.keep or row in trace.envelopes:
+                    # What stays is a border: a span must not reach from before the forward pass to after it.
+                    whole += groups.values()
+                    groups = {}
+                    continue
+                key = (trace.name[row], trace.layer[row], trace.direction[row], trace.process[row], trace.thread[row])
+                groups.setdefault(key, []).append(row)
             gone: set[int] = set()
-            for rows in groups.values():
+            for rows in (*whole, *groups.values()):
                 if len(rows) > 1:
                     self._join(rows)
                     gone.update(rows[1:])

@@ -1,11 +1,28 @@
-"""The report of a run: one place for what the terminal, JSON and others show."""
+"""The report of one run as data: what the terminal prints and what `--json` gives are this, and nothing else.
+
+`to_json()` gives plain values with the versioned schema below; keys may be added within a version, never renamed.
+Times are integer nanoseconds, shares are fractions of the wall time, and null means "not known" (the layer's `reason`
+or `own_source` says why), never zero.
+
+    schema, trace_id, prompt, model, reply, headline_pass, wall_ns, ttft_ns, tokens {input, output},
+    coverage, unattributed_ns,
+    layers [{layer, id, title, status, reason, fix, form_in, form_out, form_up_in, form_up_out,
+             own_ns_down, own_ns_up, own_source, hidden, share, evidence, evidence_pass, facts}],
+    passes {cold|warm|deep|once: {wall_ns, ttft_ns, dilation, coverage, unattributed_ns, cached_tokens,
+                                  own_ns {"8.down": …}, steps}},
+    spans {produced, accepted, rejected}, findings [{layer, status, sentence, evidence, fix}], files [path],
+    gaps, slowest, cold, token_times, operators, operators_pass, error {message, layer, fix} or null, notes
+
+`wall_ns` is the time of the headline pass's request; the layers' own times and `unattributed_ns` add up to it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokentrace import analyze
+from tokentrace.analyze import Analysis, LayerTimes, PassTimes, analyze
 from tokentrace.model import DOWN, UP, Trace
 
 SCHEMA = "tokentrace.report/1"
@@ -13,159 +30,189 @@ SCHEMA = "tokentrace.report/1"
 
 @dataclass(slots=True)
 class LayerRow:
-    """One layer. Own times are None where the layer cannot be seen; `source` tells measured from estimated."""
+    """One layer. `form_in` and `form_out` are the token's form on the way down, `form_up_*` on the way back."""
 
     layer: int
     id: str
     title: str
+    status: str  # seen, idle or unseen
+    reason: str = ""
+    fix: str = ""
+    form_in: str = ""
+    form_out: str = ""
+    form_up_in: str = ""
+    form_up_out: str = ""
+    own_ns_down: int | None = None
+    own_ns_up: int | None = None
+    own_source: str = ""  # measured, deep proportions, or why the times are not known
+    share: float | None = None
+    evidence: int = 0  # spans
+    evidence_pass: str = ""
+    hidden: list[str] = field(default_factory=list)  # down, up: it ran, but only while a layer nearer the chip did
+    facts: dict[str, Any] = field(default_factory=dict)  # what its probe found, numbers and short texts
+
+
+@dataclass(slots=True)
+class PassRow:
+    """One pass; `dilation` is its wall time over the warm one's; `own_ns` as measured, by "layer.direction"."""
+
+    wall_ns: int
+    ttft_ns: int | None = None
+    dilation: float | None = None
+    coverage: float | None = None
+    unattributed_ns: int | None = None
+    cached_tokens: int | None = None
+    own_ns: dict[str, int] = field(default_factory=dict)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class FindingRow:
+    """See `probe.Finding`."""
+
+    layer: int
     status: str
-    reason: str
-    fix: str
-    form_in: str
-    form_out: str
-    form_up_in: str
-    form_up_out: str
-    own_ns_down: int | None
-    own_ns_up: int | None
-    share: float | None
-    evidence: int
-    source: str
+    sentence: str
+    evidence: str = ""
+    fix: str = ""
+
+
+@dataclass(slots=True)
+class Failure:
+    """Why the request failed."""
+
+    message: str
+    layer: int = 0
+    fix: str = ""
+
+
+def _nothing_sent() -> dict[str, int | None]:
+    return {"produced": 0, "accepted": None, "rejected": None}
 
 
 @dataclass(slots=True)
 class Report:
-    """What a run came to. Times in ns; `passes` by name."""
+    """See the module's docstring. `spans`: how many were made and, where they were sent, how many were taken."""
 
+    schema: str
     trace_id: str
-    reply: str
-    model: str
-    headline: str
-    wall_ns: int
-    ttft_ns: int | None
-    tokens: dict[str, int | None]
-    coverage: float
-    unattributed_ns: int
-    layers: list[LayerRow]
-    passes: dict[str, dict[str, Any]]
-    gaps: list[dict[str, Any]]
-    slowest: str
-    cold: str = ""
-    operators: list[dict[str, Any]] = field(default_factory=list)
-    token_rows: list[dict[str, Any]] = field(default_factory=list)
-    findings: list[dict[str, Any]] = field(default_factory=list)
-    spans: dict[str, int] = field(default_factory=dict)
+    prompt: str = ""
+    model: str = ""
+    reply: str = ""
+    headline_pass: str = ""
+    wall_ns: int = 0
+    ttft_ns: int | None = None
+    tokens: dict[str, int | None] = field(default_factory=dict)
+    coverage: float = 0.0
+    unattributed_ns: int = 0
+    layers: list[LayerRow] = field(default_factory=list)
+    passes: dict[str, PassRow] = field(default_factory=dict)
+    spans: dict[str, int | None] = field(default_factory=_nothing_sent)
+    findings: list[FindingRow] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
+    gaps: list[dict[str, Any]] = field(default_factory=list)
+    slowest: str = ""
+    cold: str = ""
+    token_times: list[dict[str, Any]] = field(default_factory=list)
+    operators: list[dict[str, Any]] = field(default_factory=list)
+    operators_pass: str = ""
+    error: Failure | None = None
     notes: list[str] = field(default_factory=list)
-    error: dict[str, Any] | None = None
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """Steps of the headline pass."""
+        main = self.passes.get(self.headline_pass)
+        return main.steps if main is not None else []
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, schema `tokentrace.report/1`."""
-        return {
-            "schema": SCHEMA,
-            "trace_id": self.trace_id,
-            "reply": self.reply,
-            "model": self.model,
-            "headline_pass": self.headline,
-            "wall_ns": self.wall_ns,
-            "ttft_ns": self.ttft_ns,
-            "tokens": self.tokens,
-            "coverage": self.coverage,
-            "unattributed_ns": self.unattributed_ns,
-            "layers": [
-                {
-                    "layer": r.layer,
-                    "id": r.id,
-                    "status": r.status,
-                    "reason": r.reason,
-                    "fix": r.fix,
-                    "form_in": r.form_in,
-                    "form_out": r.form_out,
-                    "form_up_in": r.form_up_in,
-                    "form_up_out": r.form_up_out,
-                    "own_ns_down": r.own_ns_down,
-                    "own_ns_up": r.own_ns_up,
-                    "share": r.share,
-                    "evidence": r.evidence,
-                    "own_source": r.source,
-                }
-                for r in self.layers
-            ],
-            "passes": self.passes,
-            "gaps": self.gaps,
-            "slowest": self.slowest,
-            "cold": self.cold,
-            "operators": self.operators,
-            "token_times": self.token_rows,
-            "spans": self.spans,
-            "findings": self.findings,
-            "files": self.files,
-            "notes": self.notes,
-            "error": self.error,
-        }
+        """Plain values, ready for any JSON encoder."""
+        import msgspec
+
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        found["spans"] = {**_nothing_sent(), **found["spans"]}
+        return found
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Report:
+        """The report that `to_json` gave, for instance out of a saved run. Raises ValueError for anything else."""
+        import msgspec
+
+        if value.get("schema") != SCHEMA:
+            raise ValueError(f"this report has schema {value.get('schema')!r}, this version reads {SCHEMA!r}")
+        try:
+            return msgspec.convert(dict(value), cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"this is no report: {error}") from error
 
 
-def build(trace: Trace) -> Report:
-    """The report of a whole (unfolded) trace as `stitch` made it."""
-    found = analyze.analyze(trace)
+def build(trace: Trace, found: Analysis | None = None, *, prompt: str = "", notes: Sequence[str] = ()) -> Report:
+    """The report of a whole (unfolded) trace as `stitch` made it; analysed here unless that was done already."""
+    found = found or analyze(trace)
     main = found.main
-    exchange = main.view.exchange
-    report = Report(
+    facts = main.view.exchange
+    told = [str(note) for note in facts.get("notes") or ()]
+    error = str(facts.get("error") or "")
+    return Report(
+        schema=SCHEMA,
         trace_id=trace.trace_id_hex,
-        reply=str(exchange.get("text") or exchange.get("reasoning") or ""),
-        model=str(exchange.get("model") or exchange.get("response_model") or ""),
-        headline=main.name,
+        prompt=prompt or str(trace.meta.get("prompt") or trace.attributes(0).get("tokentrace.prompt") or ""),
+        model=str(facts.get("model") or facts.get("response_model") or ""),
+        reply=str(facts.get("text") or facts.get("reasoning") or ""),
+        headline_pass=main.name,
         wall_ns=main.wall_ns,
         ttft_ns=main.ttft_ns,
-        tokens={"input": exchange.get("input_tokens"), "output": exchange.get("output_tokens")},
+        tokens={"input": facts.get("input_tokens"), "output": facts.get("output_tokens")},
         coverage=main.coverage,
         unattributed_ns=main.unattributed_ns,
-        layers=[_row(found, times, main.wall_ns) for times in found.layers],
+        layers=[_layer(found, one) for one in found.layers],
         passes={name: _pass(one) for name, one in found.passes.items()},
+        spans={**_nothing_sent(), "produced": len(trace)},
+        findings=[FindingRow(f.layer, f.status, f.sentence, f.evidence, f.fix) for f in found.findings],
         gaps=[gap.as_dict() for gap in found.gaps],
         slowest=found.slowest,
         cold=found.cold_sentence,
-        operators=[row.as_dict() for row in found.operators[:20]],
-        token_rows=[row.as_dict() for row in found.tokens],
-        notes=list(exchange.get("notes") or ()),
-        spans={"produced": len(trace)},
+        token_times=[token.as_dict() for token in found.tokens],
+        operators=[operator.as_dict() for operator in found.operators],
+        operators_pass=found.operators_pass if found.operators else "",
+        error=Failure(error, int(facts.get("error_layer") or 0), str(facts.get("fix") or "")) if error else None,
+        notes=[*told, *notes],
     )
-    report.findings = [
-        {"layer": f.layer, "status": f.status, "sentence": f.sentence, "evidence": f.evidence, "fix": f.fix}
-        for f in found.findings
-    ]
-    if exchange.get("error"):
-        report.error = {"message": exchange["error"], "layer": exchange["error_layer"], "fix": exchange["fix"]}
-    return report
 
 
-def _row(found: analyze.Analysis, times: analyze.LayerTimes, wall_ns: int) -> LayerRow:
-    layer = times.layer
-    down, up = found.forms[layer.number, DOWN], found.forms[layer.number, UP]
-    own = times.own_ns
+def _layer(found: Analysis, one: LayerTimes) -> LayerRow:
+    number, own, wall_ns = one.layer.number, one.own_ns, found.main.wall_ns
+    down, up = found.forms[number, DOWN], found.forms[number, UP]
     return LayerRow(
-        layer.number,
-        layer.id,
-        layer.title,
-        times.status,
-        times.reason,
-        times.fix,
-        *down,
-        *up,
-        times.own_ns_down,
-        times.own_ns_up,
-        own / wall_ns if own is not None and wall_ns else None,
-        times.evidence,
-        times.source,
+        layer=number,
+        id=one.layer.id,
+        title=one.layer.title,
+        status=one.status,
+        reason=one.reason,
+        fix=one.fix,
+        form_in=down[0],
+        form_out=down[1],
+        form_up_in=up[0],
+        form_up_out=up[1],
+        own_ns_down=one.own_ns_down,
+        own_ns_up=one.own_ns_up,
+        own_source=one.source,
+        share=own / wall_ns if own is not None and wall_ns > 0 else None,
+        evidence=one.evidence,
+        evidence_pass=one.evidence_pass,
+        hidden=one.hidden,
+        facts=one.facts,
     )
 
 
-def _pass(one: analyze.PassTimes) -> dict[str, Any]:
-    return {
-        "wall_ns": one.wall_ns,
-        "ttft_ns": one.ttft_ns,
-        "dilation": one.dilation,
-        "coverage": one.coverage,
-        "unattributed_ns": one.unattributed_ns,
-        "own_ns": {f"{layer}.{way}": ns for (layer, way), ns in sorted(one.own.items(), reverse=True)},
-        "steps": [step.as_dict() for step in one.steps],
-    }
+def _pass(one: PassTimes) -> PassRow:
+    return PassRow(
+        wall_ns=one.wall_ns,
+        ttft_ns=one.ttft_ns,
+        dilation=one.dilation,
+        coverage=one.coverage,
+        unattributed_ns=one.unattributed_ns,
+        cached_tokens=one.cached_tokens,
+        own_ns={f"{layer}.{way}": spent for (layer, way), spent in sorted(one.own.items(), reverse=True)},
+        steps=[step.as_dict() for step in one.steps],
+    )

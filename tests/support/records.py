@@ -91,15 +91,18 @@ def request_pass(
     phases += [("wait", start + 300 * US, arrivals[0].time_ns if arrivals else end)]
     if arrivals:
         phases += [("stream", arrivals[0].time_ns, end)]
+    text = "".join(c.text for c in arrivals)
+    forms = {"send": ('"Hi"', "HTTP body, 143 bytes"), "stream": (f"{len(arrivals)} SSE chunks", f'"{text}"')}
     for phase, begin, until in phases:
+        form = dict(zip(("tokentrace.form.in", "tokentrace.form.out"), forms.get(phase, ()), strict=False))
         add(phase, 8, begin, until, parent_key="chat", flow=True, direction="up" if phase == "stream" else "down",
-            envelope=phase in ("wait", "stream"), process=CLIENT, thread=100)  # fmt: skip
+            envelope=phase in ("wait", "stream"), process=CLIENT, thread=100, attributes=form)  # fmt: skip
     add("chat smollm2", 8, start, end, span_id=span_id, key="chat", kind=KIND_CLIENT, envelope=True, flow=True,
         process=CLIENT, thread=100)  # fmt: skip
     exchange = Exchange(
         "http://127.0.0.1:8011/v1", "smollm2", span_id, "", {"messages": [{"role": "user", "content": "Hi"}]},
         request_bytes=143, start_ns=start, end_ns=end, phases=[Phase(*p) for p in phases], chunks=arrivals,
-        status_code=200, response_bytes=1_830, text="".join(c.text for c in arrivals), finish_reason="stop",
+        status_code=200, response_bytes=1_830, text=text, finish_reason="stop",
         usage={"prompt_tokens": 7, "completion_tokens": steps, "prompt_tokens_details": {"cached_tokens": cached}},
         complete=error is None, error=error,
     )  # fmt: skip

@@ -65,6 +65,14 @@ class PassTimes:
         return value if isinstance(value, int) else None
 
     @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that the prefix cache served, as the engine says, else as the usage does."""
+        if self.steps and self.steps[0].cached_tokens is not None:
+            return self.steps[0].cached_tokens
+        value = self.view.exchange.get("cached_tokens")
+        return value if isinstance(value, int) else None
+
+    @property
     def coverage(self) -> float:
         return 1 - self.unattributed_ns / self.wall_ns if self.wall_ns > 0 else 0.0
 
@@ -133,7 +141,8 @@ def analyze(trace: Trace) -> Analysis:
     cold = timed.get("cold")
     if cold is not None and warm is not None:
         analysis.cold_extra = _compare.extras(cold.own, warm.own, cold.unattributed_ns, warm.unattributed_ns)
-        analysis.cold_sentence = _compare.cold_sentence(cold.view, warm.view, analysis.cold_extra)
+        cached = (warm.cached_tokens or 0) - (cold.cached_tokens or 0)
+        analysis.cold_sentence = _compare.cold_sentence(cold.view, warm.view, analysis.cold_extra, cached)
     analysis.findings = findings(trace, analysis)
     return analysis
 

@@ -44,13 +44,14 @@ def titles(layer: int) -> str:
     return "the model (layers 5 to 3)" if layer == 5 else f"the {by_number(layer).title} (layer {layer})"
 
 
-def cold_sentence(cold: PassView, warm: PassView, extra: list[Extra]) -> str:
-    """What the first request paid for, in one sentence."""
+def cold_sentence(cold: PassView, warm: PassView, extra: list[Extra], cached: int) -> str:
+    """What the first request paid for, in one sentence. `cached`: prompt tokens that only the warm one had cached."""
     difference = cold.wall_ns - warm.wall_ns
     if difference <= 0:
         return f"The first request was no slower than the warm one ({duration(cold.wall_ns)})."
     named = [f"{duration(e.extra_ns)} in {titles(e.layer)}" for e in extra if e.extra_ns > difference // 50][:3]
-    return f"The first request took {duration(difference)} longer than the warm one: {listed(named)}."
+    work = f"; the warm one took {cached} prompt tokens from the prefix cache" if cached > 0 else ""
+    return f"The first request took {duration(difference)} longer than the warm one: {listed(named)}{work}."
 
 
 def dilation(deep: PassView, warm: PassView) -> float | None:

@@ -82,10 +82,9 @@ def _prefix_cache(trace: Trace, found: Analysis) -> Iterator[Finding]:
     served: list[str] = []
     whole = 0
     for one in found.passes.values():
-        first = one.steps[0] if one.steps else None
-        cached = first.cached_tokens if first is not None else one.view.exchange.get("cached_tokens")
+        cached = one.cached_tokens
         prompt = one.view.exchange.get("input_tokens")
-        if isinstance(cached, int) and cached > 0:
+        if cached:
             served.append(one.name)
             of = f" of {prompt}" if isinstance(prompt, int) else ""
             whole = max(whole, cached)

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 
 from tokentrace.analyze._passes import PassView, name_of
 from tokentrace.analyze._sweep import direction_of
+from tokentrace.analyze._text import plural
 from tokentrace.layers import Layer
 from tokentrace.model import DOWN, UP, Trace
 
@@ -43,6 +44,10 @@ def form(trace: Trace, views: Iterable[PassView], layer: Layer, direction: str) 
             first = next((str(text) for _, text in view.exchange.get("chunks", ()) if text), "")
             told = told[0], f'"{first[:60]}"' if first else ""
         ask_in, ask_out = _ASK.get((layer.number, direction), (("*",), ("*",)))
+        if direction == UP and layer.number in (5, 6) and not told[1]:
+            sampled = first_token(trace, view)
+            if sampled is not None:
+                told = (told[0], str(sampled)) if layer.number == 5 else ("sampled token", f"id {sampled}")
         found_in = found_in or told[0] or _first(trace, rows, ask_in, IN)
         found_out = found_out or told[1] or _first(trace, rows, ask_out, OUT)
         if found_in and found_out:
@@ -74,13 +79,15 @@ def _queue_down(trace: Trace, rows: list[int]) -> Form:
     return "", ""
 
 
-def _queue_up(trace: Trace, rows: list[int]) -> Form:
-    # A step goes down and up: the id it ends with is the form on the way back.
-    for row in sorted({trace.parent[r] for r in rows}):
-        sampled = trace.attributes(row).get("tokentrace.token.id")
-        if isinstance(sampled, int):
-            return "sampled token", f"id {sampled}"
-    return "", ""
+def first_token(trace: Trace, view: PassView) -> int | None:
+    """Id of the first token sampled, as the engine's step has it, else as the tokenizer got it."""
+    for name, layer in (("step", 6), ("sample", 5), ("decode", 7)):
+        rows = [r for r in view.rows if trace.layer[r] == layer and name_of(trace, r) == name]
+        for row in sorted(rows, key=lambda r: trace.start_ns[r]):
+            sampled = trace.attributes(row).get("tokentrace.token.id")
+            if isinstance(sampled, int):
+                return sampled
+    return None
 
 
 def _decode(trace: Trace, rows: list[int]) -> Form:
@@ -107,14 +114,12 @@ def _kernel(trace: Trace, rows: list[int]) -> Form:
     for row in rows:
         kind = name_of(trace, row).split(" ", 1)[0]
         count[kind] = count.get(kind, 0) + 1
-    words = {"kernel": "kernels", "leaf": "leaf operators", "copy": "copies"}
-    shown = [f"{count[kind]:,} {word}" for kind, word in words.items() if count.get(kind)]
-    return "", ", ".join(shown)
+    words = {"kernel": ("kernel", ""), "leaf": ("leaf operator", ""), "copy": ("copy", "copies")}
+    return "", ", ".join(plural(count[kind], *word) for kind, word in words.items() if count.get(kind))
 
 
 _SPECIAL: dict[tuple[int, str], Callable[[Trace, list[int]], Form]] = {
     (6, DOWN): _queue_down,
-    (6, UP): _queue_up,
     (7, UP): _decode,
     (4, DOWN): _operator,
     (4, UP): _operator,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokentrace.analyze._passes import PassView, name_of
-from tokentrace.analyze._sweep import Place
+from tokentrace.analyze._sweep import Place, direction_of
 from tokentrace.layers import Layer, load
 from tokentrace.model import DOWN, UP, Trace
 
@@ -28,7 +28,8 @@ class LayerTimes:
     source: str
     evidence: int  # spans of this layer in the pass that shows it best
     evidence_pass: str
-    facts: dict[str, Any] = field(default_factory=dict)
+    hidden: list[str] = field(default_factory=list)  # directions in which it ran, but only while a lower layer did
+    facts: dict[str, Any] = field(default_factory=dict)  # numbers and short texts of its probe
 
     @property
     def own_ns(self) -> int | None:
@@ -47,6 +48,7 @@ def layer_times(
     """All eight, nearest the user first. `shared` is the model's time by the deep pass's proportions, if it was."""
     views = [main] if deep is None or deep is main else [main, deep]
     counts = {view.name: _counts(trace, view) for view in views}
+    active = _active(trace, main)
     result = []
     for layer in load():
         number = layer.number
@@ -61,6 +63,8 @@ def layer_times(
         if why and not down and not up:
             down = up = None
             source = why
+        own_by_way = {DOWN: down, UP: up}
+        hidden = [way for way, spent in own_by_way.items() if spent == 0 and (number, way) in active]
         result.append(
             LayerTimes(
                 layer,
@@ -72,7 +76,8 @@ def layer_times(
                 source,
                 counts[best.name].get(number, (0, 0))[0],
                 best.name,
-                dict(state.get("facts") or {}),
+                hidden,
+                _scalars(state.get("facts") or {}),
             )
         )
     return result
@@ -105,6 +110,19 @@ def _counts(trace: Trace, view: PassView) -> dict[int, tuple[int, int]]:
             every, timed = found.get(trace.layer[row], (0, 0))
             found[trace.layer[row]] = every + 1, timed + (trace.end_ns[row] > trace.start_ns[row])
     return found
+
+
+def _active(trace: Trace, view: PassView) -> set[Place]:
+    """Layers and directions that have working spans in this pass."""
+    return {
+        (trace.layer[row], direction_of(trace, row))
+        for row in view.rows
+        if trace.layer[row] > 5 and row not in trace.envelopes and trace.end_ns[row] > trace.start_ns[row]
+    }
+
+
+def _scalars(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in facts.items() if isinstance(value, (bool, int, float, str))}
 
 
 def _state(number: int, views: list[PassView]) -> Mapping[str, Any]:

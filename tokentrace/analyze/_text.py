@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 def duration(ns: int | float) -> str:
-    """Three significant digits with the unit that fits: 940 ns, 3.21 us, 85.0 ms, 1.27 s, 12.4 min."""
+    """Three significant digits with the unit that fits: 940 ns, 3.21 µs, 85.0 ms, 1.27 s, 12.4 min."""
     sign, value = ("-", -ns) if ns < 0 else ("", ns)
-    for unit, size in (("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000), ("min", 60_000_000_000)):
+    for unit, size in (("ns", 1), ("µs", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000), ("min", 60_000_000_000)):
         limit = 60 if unit == "s" else 999.5
         if value / size < limit or unit == "min":
             number = value / size
@@ -18,14 +18,16 @@ def duration(ns: int | float) -> str:
 
 
 def share(part: int | float, whole: int | float) -> str:
-    """Per cent: 0 %, <0.1 %, 3.2 %, 87 %."""
+    """Per cent: 0 %, <0.1 %, 3.2 %, 87 %, 99.9 %; 100 % only for all of it."""
     if whole <= 0:
         return "0 %"
     value = 100 * part / whole
-    if value == 0:
-        return "0 %"
+    if value in (0, 100):
+        return f"{value:.0f} %"
     if value < 0.1:
         return "<0.1 %"
+    if 99 <= value < 100:
+        return f"{min(value, 99.9):.1f} %"
     return f"{value:.1f} %" if value < 9.95 else f"{value:.0f} %"
 
 

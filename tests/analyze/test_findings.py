@@ -1,0 +1,276 @@
+"""Findings, comparisons and tables: only what the data shows, with what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from support.records import IDS, MS, RID, T0, US, request_pass
+
+from tokentrace.analyze import Analysis, analyze, duration, share
+from tokentrace.errors import EndpointError
+from tokentrace.exchange import Chunk
+from tokentrace.model import IdSource, Record
+from tokentrace.probe import Finding
+from tokentrace.stitch import PassRecords, stitch
+
+
+def run(passes: Sequence[PassRecords]) -> Analysis:
+    return analyze(stitch(passes, ids=IdSource(9)))
+
+
+def sentences(found: Analysis) -> str:
+    return "\n".join(f"{f.status}: {f.sentence} ({f.evidence})" for f in found.findings)
+
+
+def one(found: Analysis, word: str) -> Finding:
+    fitting = [f for f in found.findings if word in f.sentence]
+    assert len(fitting) == 1, sentences(found)
+    return fitting[0]
+
+
+def three(ids: IdSource | None = None, **more: object) -> list[PassRecords]:
+    ids = ids or IdSource(4)
+    deep = {"prefill_ms": 60, "decode_ms": 15}
+    return [
+        request_pass("cold", ids=ids, deep=False, compile_ms=30),
+        request_pass("warm", ids=ids, deep=False, at=T0 + 10**9),
+        request_pass("deep", ids=ids, at=T0 + 2 * 10**9, **{**deep, **more}),  # type: ignore[arg-type]
+    ]
+
+
+def test_the_first_request_says_what_it_paid_for() -> None:
+    found = run(three())
+    assert found.cold_sentence == (
+        "The first request took 30.0 ms longer than the warm one: 30.0 ms in the JIT cache (layer 2)."
+    )
+    assert [(e.layer, e.extra_ns) for e in found.cold_extra] == [(2, 30 * MS)]
+    assert one(found, "The first request").evidence == "91.8 ms cold, 61.8 ms warm"
+
+
+def test_a_cold_pass_that_was_not_slower_is_not_made_to_look_so() -> None:
+    ids = IdSource(1)
+    passes = [request_pass("cold", ids=ids, deep=False), request_pass("warm", ids=ids, deep=False, at=T0 + 10**9)]
+    found = run(passes)
+    assert found.cold_sentence == "The first request was no slower than the warm one (61.8 ms)."
+    assert "first request" not in sentences(found)
+
+
+def test_deep_probing_says_how_much_it_stretched_the_request() -> None:
+    found = run(three())
+    assert found.passes["deep"].dilation == found.passes["deep"].wall_ns / found.passes["warm"].wall_ns
+    stretched = one(found, "Deep probing")
+    assert stretched.status == "ok" and stretched.evidence == (
+        "prefill steps 1.50 times (median), decode steps 1.50 times (median)"
+    )
+    assert one(run(three(prefill_ms=200)), "Deep probing").status == "warn"
+
+
+def test_passes_that_produced_different_tokens_are_told_apart_at_the_first_one() -> None:
+    assert "different tokens" not in sentences(run(three()))
+    found = run(three(reply=("Hello", "?", " How")))
+    # The text differs, the ids (as the tokenizer was seen) do not: ids decide.
+    assert "different tokens" not in sentences(found)
+    passes = three()
+    decodes = [r for r in passes[2].records if r.name == "decode"]
+    decodes[1].attributes["tokentrace.token.id"] = 99
+    finding = one(run(passes), "different tokens")
+    assert finding.status == "warn" and finding.evidence == "first at token 1: cold 17 '!', deep 99 '!'"
+
+
+def test_without_the_tokenizer_replies_are_compared_as_text() -> None:
+    passes = three(reply=("Hello", "?", " How"))
+    for each in passes:
+        each.records = [r for r in each.records if r.name != "decode"]
+    assert one(run(passes), "different tokens").evidence == "first at character 5"
+
+
+def test_the_prefix_cache_explains_why_the_cold_prefill_differs() -> None:
+    ids = IdSource(4)
+    passes = [
+        request_pass("cold", ids=ids, deep=False, prefill_ms=80),
+        request_pass("warm", ids=ids, deep=False, at=T0 + 10**9, cached=5),
+        request_pass("deep", ids=ids, at=T0 + 2 * 10**9, cached=5),
+    ]
+    found = run(passes)
+    finding = one(found, "prefix cache served")
+    assert finding.sentence == (
+        "The prefix cache served 5 of 7 prompt tokens in the warm and deep passes; only the cold pass computed the "
+        "whole prompt."
+    )
+    assert finding.evidence == "time to first token 81.6 ms cold, 41.6 ms warm"
+    assert found.cold_sentence.endswith("; the warm one took 5 prompt tokens from the prefix cache.")
+
+
+def test_a_failed_request_is_the_first_finding() -> None:
+    error = EndpointError("the server refused the key", fix="check OPENAI_API_KEY", layer=8)
+    found = run([request_pass("once", error=error)])
+    assert found.findings[0] == Finding(
+        8, "The request failed: the server refused the key", "3 chunks of the reply had arrived",
+        "check OPENAI_API_KEY", "fail",
+    )  # fmt: skip
+
+
+def test_time_of_no_layer_is_told_with_its_longest_gap() -> None:
+    once = request_pass("once")
+    once.records = [r for r in once.records if r.layer > 6 or r.name in ("request", "submit")]
+    found = run([once])
+    finding = one(found, "belongs to no layer")
+    assert finding.status == "warn" and "between submit and decode, in request" in finding.evidence
+
+
+def test_what_lies_in_the_server_is_unknown_when_only_the_client_was_seen() -> None:
+    once = request_pass("once")
+    once.records = [r for r in once.records if r.process == "100"]
+    found = run([once])
+    finding = one(found, "cannot be seen from here")
+    assert finding.status == "unknown" and "tokentrace attach" in finding.fix
+    assert "belongs to no layer" not in sentences(found)
+
+
+def test_waiting_in_the_queue_is_told_when_it_dominates() -> None:
+    assert "queue" not in sentences(run([request_pass("once")]))
+    finding = one(run([request_pass("once", wait_us=60_000)]), "waited in the engine's queue")
+    assert finding.evidence == "60.0 ms of 101 ms"
+
+
+def test_sharing_steps_and_preemption_are_told() -> None:
+    once = request_pass("once")
+    steps = [r for r in once.records if r.name == "step"]
+    steps[1].attributes["tokentrace.step.batch_size"] = 3
+    steps[2].attributes["tokentrace.step.preempted"] = 1
+    found = run([once])
+    assert one(found, "also served other requests").sentence == "1 of 3 steps also served other requests."
+    assert one(found, "took KV blocks away").status == "warn"
+
+
+def test_a_reply_that_arrives_at_once_at_the_end_is_being_held_back() -> None:
+    once = request_pass("once", steps=6)
+    assert once.exchange is not None
+    assert "arrived" not in sentences(run([once]))
+    end = once.exchange.end_ns
+    once.exchange.chunks = [
+        Chunk(end - (6 - n) * 10 * US, "content", c.text) for n, c in enumerate(once.exchange.chunks)
+    ]
+    finding = one(run([once]), "almost at once")
+    assert finding.status == "warn" and "its decode steps took 50.0 ms" in finding.evidence
+
+
+def test_bursts_are_named_without_a_cause_that_the_data_cannot_show() -> None:
+    once = request_pass("once", steps=6)
+    assert once.exchange is not None
+    start = once.exchange.start_ns
+    at = (10, 10.01, 10.02, 35, 35.01, 35.02, 35.03)
+    once.exchange.chunks = [Chunk(start + int(t * MS), "content", "x") for t in at]
+    assert one(run([once]), "in bursts").evidence == "5 of 6 chunks came right behind the one before"
+
+
+def test_a_late_token_is_tied_to_the_step_before_it() -> None:
+    once = request_pass("once", steps=6)
+    assert once.exchange is not None
+    chunks = once.exchange.chunks
+    for chunk in chunks[4:]:
+        chunk.time_ns += 60 * MS
+    once.exchange.end_ns += 60 * MS
+    finding = one(run([once]), "came")
+    assert finding.sentence.startswith("Token 4 ' I' came 70.0 ms after the one before")
+    assert "step" in finding.evidence
+
+
+def test_a_token_count_that_the_server_does_not_share_is_told() -> None:
+    once = request_pass("once")
+    encode = next(r for r in once.records if r.name == "encode")
+    encode.attributes["tokentrace.tokens.count"] = 7
+    assert "The tokenizer made" not in sentences(run([once]))
+    encode.attributes["tokentrace.tokens.count"] = 6
+    assert one(run([once]), "The tokenizer made").sentence == (
+        "The tokenizer made 6 prompt tokens, the server's usage says 7."
+    )
+
+
+def test_compiling_again_in_the_warm_pass_is_a_warning() -> None:
+    ids = IdSource(4)
+    passes = [
+        request_pass("cold", ids=ids, deep=False, compile_ms=30),
+        request_pass("warm", ids=ids, deep=False, at=T0 + 10**9, compile_ms=20),
+    ]
+    assert one(run(passes), "compiled again").evidence == "compile mlp"
+
+
+def test_clocks_that_do_not_agree_are_told() -> None:
+    once = request_pass("once")
+    server = next(r for r in once.records if r.name.startswith("POST"))
+    server.start_ns -= 5 * MS
+    assert one(run([once]), "clocks may not agree").status == "unknown"
+
+
+def test_the_slowest_part_is_named_with_the_operator_inside() -> None:
+    found = run(three(prefill_ms=60))
+    assert found.slowest == (
+        "Prefill took 40.0 ms, 65 % of the request: 1 step of 7 tokens; inside, aten::mm had 99.9 % of the operators' "
+        "time."
+    )
+    slow = run([request_pass("once", steps=6, decode_ms=20, wait_us=1)])
+    assert slow.slowest.startswith("Decoding took 100 ms, 71 % of the request: 5 steps of 20.0 ms (median); inside")
+    waiting = run([request_pass("once", wait_us=900_000)])
+    assert waiting.slowest == "`queue wait` (layer 6) took 900 ms, 94 % of the request."
+
+
+def test_steps_tokens_and_operators_as_tables() -> None:
+    found = run(three())
+    assert [(s.index, s.phase, s.wall_ns, s.tokens) for s in found.steps] == [
+        (100, "prefill", 40 * MS, 7), (101, "decode", 10 * MS, 1), (102, "decode", 10 * MS, 1),
+    ]  # fmt: skip
+    assert all((s.forward_ns or 0) > 9 * MS and s.sample_ns == 490 * US for s in found.steps)
+    assert [(t.index, t.id, t.text) for t in found.tokens] == [
+        (0, IDS[0], "Hello"), (1, IDS[1], "!"), (2, IDS[2], " How"),
+    ]  # fmt: skip
+    assert [t.itl_ns for t in found.tokens] == [None, 10_030_000, 10_030_000]
+    top = found.operators[0]
+    assert (top.name, top.calls, found.operators_pass) == ("aten::mm", 18, "deep")  # the leaf is the operator itself
+    deep = found.passes["deep"].own
+    assert sum(o.own_ns for o in found.operators) == sum(ns for (n, _), ns in deep.items() if n in (4, 3))
+
+
+def test_tokens_without_ids_are_the_chunks_and_ids_are_not_guessed() -> None:
+    once = request_pass("once")
+    once.records = [r for r in once.records if r.name != "decode" or r.attributes["tokentrace.token.index"] != 1]
+    found = run([once])
+    assert [(t.id, t.text) for t in found.tokens] == [(None, "Hello"), (None, "!"), (None, " How")]
+
+
+def test_an_end_token_without_text_has_an_id_and_no_arrival() -> None:
+    once = request_pass("once", steps=7, reply=("a", "b", "c", "d", "e", "f", ""))
+    assert once.exchange is not None
+    once.exchange.chunks = once.exchange.chunks[:6]
+    last = run([once]).tokens[-1]
+    assert (last.id, last.text, last.arrival_ns, last.itl_ns) == (2, "", None, None)
+
+
+def test_forms_have_the_values_of_this_run() -> None:
+    found = run(three())
+    assert found.forms[7, "down"] == ('"Hi"', "7 ids [1, 9690, …]")
+    assert found.forms[7, "up"] == ("19556", '"Hello"')
+    assert found.forms[6, "up"] == ("sampled token", f"id {IDS[0]}")
+    assert found.forms[5, "up"] == ("logits[1,49152]", "19556")
+    assert found.forms[3, "down"] == ("operator", "12 leaf operators")
+    assert found.forms[2, "down"] == ("graph", "compiled code")  # nobody said more, so the words of layers.yaml
+
+
+def test_a_kernel_is_counted_as_a_kernel() -> None:
+    once = request_pass("once")
+    step = next(r for r in once.records if r.name == "step")
+    kernel = Record("kernel gemm", 3, step.start_ns + MS, step.start_ns + 2 * MS, parent_key=step.key, request=RID,
+                    flow=True, direction="down")  # fmt: skip
+    once.records = [*once.records, kernel]
+    found = run([once])
+    assert found.forms[3, "down"][1] == "1 kernel, 12 leaf operators"
+
+
+def test_numbers_read_well() -> None:
+    assert [duration(n) for n in (0, 999, 1_000, 99_949, 999_499, 1_500_000, 59_900_000_000, 90_000_000_000)] == [
+        "0 ns", "999 ns", "1.00 µs", "99.9 µs", "999 µs", "1.50 ms", "59.9 s", "1.50 min",
+    ]  # fmt: skip
+    assert duration(-1_500_000) == "-1.50 ms"
+    assert [share(p, 100_000) for p in (0, 1, 3_210, 87_400, 99_960, 99_999, 100_000)] == [
+        "0 %", "<0.1 %", "3.2 %", "87 %", "99.9 %", "99.9 %", "100 %",
+    ]  # fmt: skip
