@@ -199,7 +199,7 @@ class AgentClient:
         """Send one command and wait for its answer. Raises ProbeUnavailable: refused, or the agent is gone."""
         with self._asking:
             if self.lost:
-                raise ProbeUnavailable(self.lost, fix=_LOST_FIX)
+                raise self._why_lost()
             self._asked += 1
             text = json.dumps({"id": self._asked, "cmd": command, **more}).encode()
             try:
@@ -222,11 +222,14 @@ class AgentClient:
                 self._gone(f"the agent did not answer within {timeout_s:.0f} s")
                 answer = None
             if answer is None:
-                if self._refused is not None:
-                    raise ProbeUnavailable(str(self._refused["refused"]), fix=str(self._refused.get("fix") or ""))
-                raise ProbeUnavailable(self.lost, fix=_LOST_FIX)
+                raise self._why_lost()
             if answer.get("id") == self._asked:
                 return answer
+
+    def _why_lost(self) -> ProbeUnavailable:
+        if self._refused is not None:
+            return ProbeUnavailable(str(self._refused["refused"]), fix=str(self._refused.get("fix") or ""))
+        return ProbeUnavailable(self.lost, fix=_LOST_FIX)
 
     def _receive(self) -> None:
         """The reader's thread: answers go to whoever asked, the rest is kept as it came."""

@@ -41,6 +41,8 @@ PROTOCOL = 1
 PUSH_S = 0.05
 #: A client that does not read for this long is taken for gone.
 SEND_S = 2.0
+#: A client that was refused has this long to take note.
+REFUSE_S = 0.2
 #: Records in one piece of JSON: the interpreter is held for about a millisecond.
 CHUNK = 200
 _HEAD = struct.Struct("!II")
@@ -58,6 +60,7 @@ class Server:
     def __init__(self, path: str) -> None:
         self.path = path
         self.recorder = Recorder()
+        self.recorder.open = False
         self.groups: dict[str, Group] = {}
         self.on: set[str] = set()
         self.pid = os.getpid()
@@ -100,7 +103,7 @@ class Server:
                 ready = select.select(waiting, [], [], timeout)[0]
                 if listener in ready:
                     self._accept()
-                if client is not None and client in ready:
+                if client is not None and client in ready and client is self._client:  # it may just have been replaced
                     self._read(client)
                 if self._client is not None and self.on:
                     self._push()
@@ -126,10 +129,16 @@ class Server:
             fix = "end that one first" if uid in (-1, os.geteuid()) else "run tokentrace as that user"
             with contextlib.suppress(OSError, _Gone):
                 _send(connection, {"refused": reason, "fix": fix})
+                # Closing with a request unread would reset the connection and take our answer with it.
+                connection.shutdown(socket.SHUT_WR)
+                connection.settimeout(REFUSE_S)
+                while connection.recv(4096):
+                    pass
             connection.close()
             return
         self._client, self._client_pid = connection, pid
         self._buffer.clear()
+        self.recorder.open = True
 
     def _gone_quietly(self) -> bool:
         """Whether the client at hand has closed its end, which may arrive together with its successor."""
@@ -266,6 +275,7 @@ class Server:
         self.on.clear()
 
     def _forget(self) -> None:
+        self.recorder.open = False
         self.groups.clear()
         self.on.clear()
         self.recorder.clear()

@@ -46,19 +46,27 @@ class Recorder:
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
         self.dropped = 0  # records that found no room
+        #: Whether anybody will ever read: a call that is still under way when the reader has gone leaves nothing here.
+        self.open = True
         self._rows: list[Row] = []
 
     def emitter(self, group: str) -> Emit:
         """The function with which one group writes its records."""
-        rows, append, limit = self._rows, self._rows.append, self.limit
+        rows, append = self._rows, self._rows.append
 
         def emit(name: str, start_ns: int, end_ns: int, thread: int, data: dict[str, Any]) -> None:
-            if len(rows) < limit:
+            if not self.open:
+                return
+            if len(rows) < self.limit:
                 append((group, name, start_ns, end_ns, thread, data))
             else:
                 self.dropped += 1
 
         return emit
+
+    def rec(self, group: str, name: str, start_ns: int, end_ns: int, thread: int, data: dict[str, Any]) -> None:
+        """Write one record; who writes many takes an `emitter`."""
+        self.emitter(group)(name, start_ns, end_ns, thread, data)
 
     def take(self, most: int) -> list[Row]:
         """The oldest records, at most `most`, which are forgotten here. For one reader; writers go on meanwhile."""

@@ -157,13 +157,12 @@ def parts(model: Any) -> Iterator[tuple[str, str, Any]]:
     trunk = model.get_submodule(trunk_path) if trunk_path else model
     embedding = _asked(model, "get_input_embeddings")
     head = _asked(model, "get_output_embeddings")
-    passed = False
-    final_norm = None
-    for child in trunk.children():
-        if child is stack:
-            passed = True
-        elif passed and _is_norm(child):
-            final_norm = child
+    # Beside the stack stands one norm, the last one the activations pass; some models define it before the stack. Where
+    # there are several, it is the one behind the stack.
+    norms = [child for child in trunk.children() if child is not embedding and child is not head and _is_norm(child)]
+    behind = list(trunk.children())
+    behind = behind[behind.index(stack) + 1 :] if stack in behind else []
+    final_norm = norms[0] if len(norms) == 1 else next((child for child in norms if child in behind), None)
     for name, child in trunk.named_children():
         path = f"{trunk_path}.{name}".lstrip(".")
         if child is stack:
