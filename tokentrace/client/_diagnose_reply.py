@@ -93,7 +93,7 @@ def _without_choices(facts: Facts) -> EndpointError:
             f"it began with: {one_line(facts.malformed, 120)}",
         )
     if facts.keys:
-        what = "an empty list of choices" if "choices" in facts.keys else "no choices"
+        what = "empty choices" if "choices" in facts.keys else "no choices"
         said = f"; it said: {one_line(facts.said, 120)}" if facts.said else ""
         return failure(
             "TT851",
@@ -101,7 +101,7 @@ def _without_choices(facts: Facts) -> EndpointError:
             root_fix(facts, "check the base URL and what serves it"),
             some_lines(facts.text),
         )
-    if facts.text_chunks == 0 and not facts.events and not facts.body.strip():
+    if not facts.events and (facts.keepalives or not facts.body.strip()):
         alive = f" but {facts.keepalives} keep-alives" if facts.keepalives else ""
         return failure(
             "TT854",

@@ -28,7 +28,7 @@ from tokentrace.client.fetch import facts_of
 from tokentrace.client.reply import Reply
 from tokentrace.client.settings import Endpoint
 from tokentrace.client.sse import SseTooLong
-from tokentrace.client.transport import BodyTooLong, Outgoing, Response, UnknownCoding, exchange, prepare
+from tokentrace.client.transport import BodyTooLong, Outgoing, Response, UnknownCoding, exchange, merge, prepare
 from tokentrace.client.wire import Timeouts, Wire
 from tokentrace.errors import ConfigError, EndpointError
 from tokentrace.exchange import Exchange, Phase
@@ -106,7 +106,7 @@ class _Call:
         self.on_text = on_text
         self.should_stop = should_stop
         self.environ = os.environ if environ is None else environ
-        self.wires: list[tuple[Wire, int, int]] = []  # each attempt's network, status and end
+        self.wires: list[tuple[Wire, Facts, int]] = []  # of each attempt, with its end
         self.pauses: list[Phase] = []
         self.x = Exchange(
             url=endpoint.chat_url,
@@ -184,7 +184,7 @@ class _Call:
         wire, limits = Wire(), replace(self.limits)
         facts = facts_of(self.endpoint, x.url, wire, limits.first_byte_s, self.environ)
         reply = Reply(x, facts, self.on_text)
-        headers = {"traceparent": x.traceparent, "X-Request-Id": f"tokentrace-{x.span_id:016x}", **self.headers}
+        headers = merge({"traceparent": x.traceparent, "X-Request-Id": f"tokentrace-{x.span_id:016x}"}, self.headers)
         began = time.time_ns()
         end_ns = 0
         response: Response | None = None
@@ -226,7 +226,7 @@ class _Call:
             x.end_ns = end_ns
             x.proxy = wire.proxy
             facts.elapsed_ns = end_ns - began
-            self.wires.append((wire, facts.status, end_ns))
+            self.wires.append((wire, facts, end_ns))
         return facts
 
     def _take_headers(self, response: Response, facts: Facts) -> None:
@@ -326,11 +326,12 @@ class _Call:
     def _phases(self) -> list[Phase]:
         first = next(iter(self.x.token_times_ns), 0)
         found: list[Phase] = []
-        for number, (wire, status, end_ns) in enumerate(self.wires, 1):
+        for number, (wire, facts, end_ns) in enumerate(self.wires, 1):
+            last, status = number == len(self.wires), facts.status
             answered = self.x.complete or status >= 300
             # Without a token, an answer that is one still ends the wait; silence and keep-alives do not.
-            wait_end = (first if number == len(self.wires) else 0) or (wire.first_read_ns if answered else end_ns)
-            phases = wire.phases(end_ns, wait_end or end_ns)
+            wait_end = (first if last else 0) or (wire.first_read_ns if answered else end_ns)
+            phases = wire.phases(end_ns, wait_end or end_ns, last and first > 0, self._broken(wire, facts, last))
             for phase in phases:
                 if len(self.wires) > 1:
                     phase.attributes["tokentrace.attempt"] = number
@@ -338,6 +339,11 @@ class _Call:
                         phase.attributes["http.response.status_code"] = status
             found += phases
         return sorted([*found, *self.pauses], key=lambda p: p.start_ns)
+
+    def _broken(self, wire: Wire, facts: Facts, last: bool) -> str:
+        if facts.error is not None:
+            return f"timeout: {wire.limit}" if wire.limit else "failed"
+        return "interrupted" if last and self.x.interrupted else ""
 
 
 def _may_retry(facts: Facts) -> str:

@@ -122,6 +122,8 @@ def error_in(value: Mapping[str, Any]) -> dict[str, Any] | None:
     for key in ("detail", "message", "errors"):
         if key in value and "model" not in value:
             inner = value[key]
+            if key == "message" and not isinstance(inner, str):
+                continue  # a message of another protocol, not about an error
             return {"message": inner if isinstance(inner, str) else _short(inner)}
     return None
 

@@ -276,7 +276,8 @@ def _line(file: File, key: str, section: str) -> int:
         quoted = rf"[\"']?{re.escape(name)}[\"']?"
         header = re.compile(rf"^\s*(\[(.*\.)?\s*{quoted}\s*\]|{quoted}\s*[:=]\s*\{{)")
         start = next((i for i, line in enumerate(file.lines) if header.match(line)), 0)
-    pattern = re.compile(rf"(^|[\s{{,])[\"']?{re.escape(key)}[\"']?\s*[=:]")
+    own = rf"[\"']?{re.escape(key)}[\"']?"
+    pattern = re.compile(rf"(^|[\s{{,]){own}\s*[=:]|^\s*\[(.*\.)?\s*{own}\s*\]")
     for first in (start, 0):
         for index, line in enumerate(file.lines[first:], first):
             if pattern.search(line):

@@ -113,7 +113,7 @@ def exchange(
         **({"Content-Type": "application/json", "Content-Length": str(len(request.body))} if request.body else {}),
         **({"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}),
     }
-    headers = _merge(_merge(headers, endpoint.headers), request.headers)
+    headers = merge(merge(headers, endpoint.headers), request.headers)
     raw = [(name.encode("ascii"), value.encode("latin-1", "replace")) for name, value in headers.items()]
     asked = httpcore.Request(request.method, request.url, headers=raw, content=request.body or None)
     try:
@@ -188,7 +188,8 @@ def _authority(url: str) -> str:
     return url.partition("://")[2].partition("/")[0].partition("?")[0]
 
 
-def _merge(headers: dict[str, str], more: Mapping[str, str]) -> dict[str, str]:
+def merge(headers: dict[str, str], more: Mapping[str, str]) -> dict[str, str]:
+    """Headers with `more` in place of those of the same name, however it is written."""
     replaced = {name.lower() for name in more}
     return {**{n: v for n, v in headers.items() if n.lower() not in replaced}, **more}
 

@@ -128,10 +128,14 @@ def _strip_route(path: str) -> str:
 def _undouble(path: str) -> str:
     """/v1/v1 -> /v1 and /openai/v1/openai/v1 -> /openai/v1; other repetitions may be meant."""
     path = _strip_route(path)
+    if "/chat/completions" in path:
+        return _undouble(path.partition("/chat/completions")[0])
     segments = path.split("/")[1:] if path else []
     for length in range(len(segments) // 2, 0, -1):
-        if segments[-length:] == segments[-2 * length : -length] and _VERSION.fullmatch(segments[-1]):
-            return _undouble("/".join(["", *segments[:-length]]))
+        for at in range(len(segments) - 2 * length + 1):
+            part = segments[at : at + length]
+            if part == segments[at + length : at + 2 * length] and _VERSION.fullmatch(part[-1]):
+                return _undouble("/".join(["", *segments[:at], *segments[at + length :]]))
     return path
 
 
@@ -151,9 +155,14 @@ def _looks_local(raw: str) -> bool:
 
 def _ascii_host(host: str, wrong: _Wrong) -> str:
     try:
-        return host if host.isascii() else host.encode("idna").decode()
-    except UnicodeError:
+        plain = host if host.isascii() else host.encode("idna").decode()
+        if ":" in plain:
+            ipaddress.ip_address(plain)
+        elif not re.fullmatch(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_.])?", plain):
+            raise ValueError(plain)
+    except ValueError:
         raise wrong("has a host name that is not valid", "check its spelling") from None
+    return plain
 
 
 def _origin(scheme: str, host: str, port: int) -> str:

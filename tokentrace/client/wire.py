@@ -74,10 +74,11 @@ class Wire:
         """The address that accepted the connection; "" when none did."""
         return next((a.address for a in self.attempts if a.end_ns and not a.error), "")
 
-    def phases(self, end_ns: int, wait_end_ns: int) -> list[Phase]:
-        """The phases of this exchange, in order and without overlap; one that failed ends at `end_ns`.
+    def phases(self, end_ns: int, wait_end_ns: int, tokens: bool = False, failed: str = "") -> list[Phase]:
+        """The phases of this exchange, in order and without overlap; one that did not come to its end ends at `end_ns`.
 
-        `wait` ends at `wait_end_ns`, what follows until the last byte is `stream`.
+        `wait` ends at `wait_end_ns`; what follows until the last byte is `stream`, also when it took no time but
+        `tokens` came. `failed` says in a word why the last phase broke off.
         """
         found: list[Phase] = []
         if self.dns_start_ns:
@@ -105,10 +106,10 @@ class Wire:
             self._add(found, "send", self.send_start_ns, self.send_end_ns or end_ns, {})
         if self.send_end_ns:
             self._add(found, "wait", self.send_end_ns, wait_end_ns, {})
-            if self.first_read_ns and wait_end_ns < end_ns:
+            if self.first_read_ns and (wait_end_ns < end_ns or tokens):
                 self._add(found, "stream", wait_end_ns, end_ns, {})
-        if found and self.stage not in ("stream", "done"):
-            found[-1].attributes["error.type"] = f"timeout: {self.limit}" if self.limit else "failed"
+        if found and failed:
+            found[-1].attributes["error.type"] = failed
         return found
 
     @staticmethod

@@ -1,0 +1,375 @@
+"""A chat request on real sockets: its phases, its limits, what is sent, what is sent again and what never is."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from client_support import CHAT, HI, SPAN, TRACE, ask, everything_said, say_hi
+from support.http_servers import (
+    DONE,
+    RESET,
+    WAIT,
+    Answer,
+    Request,
+    ScriptedServer,
+    chunk,
+    hello,
+    json_answer,
+    sse,
+    usage_chunk,
+)
+
+from tokentrace.client.chat import chat
+from tokentrace.client.settings import Endpoint
+from tokentrace.client.wire import Timeouts
+from tokentrace.exchange import Exchange
+
+WHOLE = {"id": "c-1", "model": "alpha", "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello"},
+         "finish_reason": "stop"}], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}  # fmt: skip
+
+
+@pytest.fixture
+def server() -> ScriptedServer:
+    return ScriptedServer().on("POST", CHAT, hello())
+
+
+def names(x: Exchange) -> list[str]:
+    return [p.name for p in x.phases]
+
+
+def test_what_is_sent(server: ScriptedServer) -> None:
+    with server:
+        x = ask(server, api_key="sk-1", headers={"X-Team": "perf"}, more={"max_tokens": 5, "temperature": 0.0})
+    [request] = server.requests
+    assert request.json == {"model": "alpha", "messages": HI, "stream": True, "max_tokens": 5, "temperature": 0.0,
+                            "stream_options": {"include_usage": True}} == x.request  # fmt: skip
+    assert len(request.body) == x.request_bytes
+    assert request.headers["traceparent"] == "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01" == x.traceparent
+    assert request.headers["authorization"] == "Bearer sk-1"
+    assert request.headers["x-team"] == "perf"
+    assert request.headers["x-request-id"] == "tokentrace-00f067aa0ba902b7"
+    assert request.headers["host"] == f"127.0.0.1:{server.port}"
+    assert request.headers["content-type"] == "application/json"
+
+
+def test_what_is_received(server: ScriptedServer) -> None:
+    shown: list[str] = []
+    with server.on("POST", CHAT, hello().with_headers(server="uvicorn", set_cookie="session=secret")):
+        x = ask(server, more={"on_text": shown.append})
+    assert shown == ["He", "llo"] and x.text == "Hello"
+    assert (x.status_code, x.http_version, x.finish_reason) == (200, "1.1", "stop")
+    assert (x.response_id, x.response_model) == ("chatcmpl-1", "alpha")
+    assert (x.input_tokens, x.output_tokens) == (9, 2)
+    assert [c.kind for c in x.chunks] == ["role", "content", "content", "finish", "usage", "done"]
+    assert x.response_headers["server"] == "uvicorn" and "secret" not in everything_said(x)
+    assert sum(c.size_bytes for c in x.chunks) == x.response_bytes
+    assert x.complete and x.streamed and not x.notes
+
+
+def test_phases_are_in_order_and_within(server: ScriptedServer) -> None:
+    steps = [0.1, chunk("a"), 0.1, chunk("b", finish="stop"), usage_chunk(), DONE]
+    with server.on("POST", CHAT, sse(*steps)):
+        x = ask(server)
+    assert names(x) == ["connect", "send", "wait", "stream"]
+    for one, other in zip(x.phases, x.phases[1:], strict=False):
+        assert one.end_ns <= other.start_ns
+    assert x.start_ns <= x.phases[0].start_ns and x.phases[-1].end_ns == x.end_ns
+    wait, stream = x.phases[2:]
+    assert wait.end_ns == stream.start_ns == x.token_times_ns[0]
+    assert wait.end_ns - wait.start_ns >= 95_000_000 and stream.end_ns - stream.start_ns >= 95_000_000
+    assert x.phases[0].attributes["network.peer.address"] == "127.0.0.1"
+    latencies = x.latencies
+    assert latencies.ttft_ns == x.ttft_ns and latencies.text_chunks == 2 and len(latencies.inter_token_ns) == 1
+    assert latencies.tokens_per_s is not None and 5 < latencies.tokens_per_s < 11
+
+
+def test_a_name_is_looked_up_in_a_phase_of_its_own(server: ScriptedServer) -> None:
+    with server:
+        x = say_hi(f"http://localhost:{server.port}/v1")
+    assert names(x) == ["dns", "connect", "send", "wait", "stream"]
+    assert "127.0.0.1" in x.phases[0].attributes["tokentrace.dns.addresses"]
+
+
+def test_arrivals_are_those_of_the_socket(server: ScriptedServer) -> None:
+    """What came in one read has one time; what came later has a later one."""
+    with server.on("POST", CHAT, sse(chunk("a") + chunk("b"), 0.08, chunk("c", finish="stop"), DONE)):
+        times = ask(server).token_times_ns
+    assert times[0] == times[1] and times[2] - times[1] >= 75_000_000
+
+
+def test_answer_in_one_piece(server: ScriptedServer) -> None:
+    with server.on("POST", CHAT, json_answer(WHOLE)):
+        x = ask(server)
+        assert x.complete and x.text == "Hello" and not x.streamed and x.output_tokens == 2
+        assert any("did not stream" in n for n in x.notes)
+        x = ask(server, more={"stream": False})
+        assert x.complete and not any("stream" in n for n in x.notes)
+        assert "stream_options" not in server.requests[-1].json and server.requests[-1].json["stream"] is False
+        server.on("POST", CHAT, json_answer([WHOLE]))
+        assert ask(server).text == "Hello"
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/json", "text/html", "application/octet-stream"])
+def test_a_stream_under_a_wrong_content_type(server: ScriptedServer, content_type: str) -> None:
+    with server.on("POST", CHAT, sse(b"da", 0.02, chunk("Hi", finish="stop")[2:], DONE, content_type=content_type)):
+        x = ask(server)
+    assert x.complete and x.text == "Hi" and x.streamed
+
+
+def test_last_event_without_its_blank_line(server: ScriptedServer) -> None:
+    with server.on("POST", CHAT, sse(chunk("Hi", finish="stop"), b"data: [DONE]")):
+        x = ask(server)
+    assert x.complete and x.saw_done
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_compressed_although_not_asked_for(server: ScriptedServer, coding: str) -> None:
+    body = chunk("Hi", finish="stop") + DONE
+    packed = gzip.compress(body) if coding == "gzip" else zlib.compress(body)
+    with server.on("POST", CHAT, sse(packed[:9], packed[9:]).with_headers(content_encoding=coding)):
+        x = ask(server)
+        assert x.complete and x.text == "Hi" and x.response_bytes == len(packed)
+        assert server.requests[0].headers["accept-encoding"] == "identity"
+        server.on("POST", CHAT, sse(b"xx").with_headers(content_encoding="br"))
+        x = ask(server)
+        assert x.error is not None and x.error.check == "TT829" and "(br)" in str(x.error)
+
+
+def test_field_the_server_refuses_is_left_out_once(server: ScriptedServer) -> None:
+    def strict(request: Request) -> Answer:
+        if "stream_options" in request.json:
+            return json_answer(
+                {"detail": [{"loc": ["body", "stream_options"], "msg": "extra fields not permitted"}]}, 422
+            )
+        return hello()
+
+    with server.on("POST", CHAT, strict):
+        x = ask(server)
+    assert x.complete and x.text == "Hello" and len(server.requests) == 2 == x.attempts
+    assert "stream_options" not in x.request and "stream_options" in x.notes[0]
+    assert [p.attributes["tokentrace.attempt"] for p in x.phases] == [1, 1, 1, 2, 2, 2, 2]
+    assert x.start_ns <= x.phases[0].start_ns
+
+
+def test_max_completion_tokens(server: ScriptedServer) -> None:
+    said = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+
+    def strict(request: Request) -> Answer:
+        return json_answer({"error": {"message": said}}, 400) if "max_tokens" in request.json else hello()
+
+    with server.on("POST", CHAT, strict):
+        x = ask(server, more={"max_tokens": 7})
+    assert x.complete and server.requests[1].json["max_completion_tokens"] == 7
+
+
+def test_a_refusal_for_another_reason_is_not_sent_again(server: ScriptedServer) -> None:
+    with server.on("POST", CHAT, json_answer({"error": {"message": "temperature must be below 2"}}, 400)):
+        assert ask(server).error is not None
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_no_retry_unless_asked_for(server: ScriptedServer, status: int) -> None:
+    busy = json_answer({"error": {"message": "busy"}}, status, retry_after="0")
+    with server.on("POST", CHAT, busy, busy, hello()):
+        assert ask(server).error is not None
+        assert len(server.requests) == 1
+        x = ask(server, max_retries=2)
+    assert x.complete and x.attempts == 2 and "retry 1 of 2" in x.notes[0] and str(status) in x.notes[0]
+    assert x.ttft_ns is not None and x.ttft_ns > x.phases[0].end_ns - x.start_ns  # from the first attempt's start
+
+
+def test_retries_run_out(server: ScriptedServer) -> None:
+    with server.on("POST", CHAT, json_answer({}, 503, retry_after="0")):
+        x = ask(server, max_retries=2)
+    assert len(server.requests) == 3 and x.error is not None and x.attempts == 3
+
+
+@pytest.mark.parametrize("answer", [json_answer({}, 500), json_answer({}, 401), sse(chunk("a"), RESET), sse(RESET)])
+def test_what_may_have_been_billed_is_never_sent_again(server: ScriptedServer, answer: Answer) -> None:
+    with server.on("POST", CHAT, answer):
+        assert ask(server, max_retries=3).error is not None
+    assert len(server.requests) == 1
+
+
+def test_redirect_on_the_same_host_is_followed(server: ScriptedServer) -> None:
+    server.on("POST", CHAT, Answer(307, {"Location": CHAT + "/"}, [], "length")).on("POST", CHAT + "/", hello())
+    with server:
+        x = ask(server, api_key="sk-1")
+    assert x.complete and server.paths() == [CHAT, CHAT + "/"] and "redirected" in x.notes[0]
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_redirect_to_another_host_is_told_and_not_followed(server: ScriptedServer, status: int) -> None:
+    with ScriptedServer().on("POST", CHAT, hello()) as elsewhere:
+        target = elsewhere.url.replace("127.0.0.1", "localhost") + CHAT
+        with server.on("POST", CHAT, Answer(status, {"Location": target}, [], "length")):
+            x = ask(server, api_key="sk-1")
+        assert elsewhere.connections == 0
+    assert x.error is not None and x.error.check == "TT849"
+    assert x.error.fix == f"use http://localhost:{elsewhere.port}/v1"
+
+
+def test_redirects_do_not_go_round_for_ever(server: ScriptedServer) -> None:
+    with server.on("POST", CHAT, Answer(307, {"Location": "/v1/other"}, [], "length")):
+        server.on("POST", "/v1/other", Answer(307, {"Location": CHAT}, [], "length"))
+        x = ask(server)
+    assert x.error is not None and x.error.check == "TT849" and len(server.requests) <= 4
+
+
+def timed(server: ScriptedServer, **more: Any) -> tuple[Exchange, float]:
+    start = time.monotonic()
+    x = ask(server, **more)
+    return x, time.monotonic() - start
+
+
+@pytest.mark.parametrize(
+    ("answer", "check", "phase"),
+    [
+        (Answer(before=30), "TT825", "wait"),
+        (sse(WAIT), "TT825", "wait"),
+        (sse(b": ping\n\n", WAIT), "TT825", "wait"),
+        (sse(chunk("a"), WAIT), "TT826", "stream"),
+        (Answer(200, {"Content-Type": "application/json"}, [b'{"choices"', WAIT]), "TT826", "wait"),
+    ],
+)
+def test_silence_ends_with_the_limit(server: ScriptedServer, answer: Answer, check: str, phase: str) -> None:
+    with server.on("POST", CHAT, answer):
+        x, seconds = timed(server, timeout_s=0.4)
+        assert seconds < 4
+    assert x.error is not None and x.error.check == check
+    assert x.phases[-1].name == phase and x.phases[-1].attributes["error.type"].startswith("timeout")
+    assert x.wall_ns >= 390_000_000
+
+
+def test_each_limit_is_its_own(server: ScriptedServer) -> None:
+    slow = [step for _ in range(20) for step in (chunk("a"), 0.05)]
+    with server.on("POST", CHAT, sse(0.4, *slow, chunk(finish="stop"), DONE)):
+        limits = Timeouts(connect_s=5, first_byte_s=5, between_s=0.8, total_s=None)
+        assert timed(server, more={"timeouts": limits})[0].complete
+        limits.total_s = 0.8
+        x, seconds = timed(server, more={"timeouts": limits})
+        assert seconds < 3
+    assert x.error is not None and x.error.check == "TT827" and x.text
+
+
+def test_connection_left_open_after_done(server: ScriptedServer) -> None:
+    with server.on("POST", CHAT, sse(chunk("Hi", finish="stop"), DONE, WAIT)):
+        x, seconds = timed(server, timeout_s=20)
+    assert x.complete and seconds < 5 and "after [DONE]" in x.notes[0]
+    assert x.wall_ns < 500_000_000  # the wait for the end is not the reply's time
+
+
+def test_reset_after_done_is_no_fault(server: ScriptedServer) -> None:
+    with server.on("POST", CHAT, sse(chunk("Hi", finish="stop"), DONE, 0.02, RESET)):
+        assert ask(server).complete
+
+
+def test_should_stop(server: ScriptedServer) -> None:
+    stop = threading.Event()
+    with server.on("POST", CHAT, sse(chunk("a"), WAIT)):
+        x, seconds = timed(server, more={"should_stop": stop.is_set, "on_text": lambda _: stop.set()}, timeout_s=20)
+    assert seconds < 5 and x.interrupted and not x.complete and x.text == "a"
+    assert "interrupted" in x.notes and x.error is None and x.error_type == "interrupted"
+    assert names(x)[-1] == "stream" and x.phases[-1].end_ns == x.end_ns
+
+
+def test_keyboard_interrupt_keeps_what_had_come(server: ScriptedServer) -> None:
+    def interrupt(text: str) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with server.on("POST", CHAT, sse(chunk("a"), WAIT)):
+        x, seconds = timed(server, more={"on_text": interrupt}, timeout_s=20)
+    assert seconds < 5 and x.interrupted and not x.complete and x.text == "a"
+    assert all(p.end_ns >= p.start_ns for p in x.phases)
+
+
+def test_a_display_that_fails_does_not_fail_the_request(server: ScriptedServer) -> None:
+    def broken(text: str) -> None:
+        raise BrokenPipeError("gone")
+
+    with server:
+        x = ask(server, more={"on_text": broken})
+    assert x.complete and x.text == "Hello" and "BrokenPipeError" in x.notes[0]
+
+
+def test_a_long_reply_of_many_chunks(server: ScriptedServer) -> None:
+    many = [chunk(f"word{i} ") for i in range(3000)]
+    with server.on("POST", CHAT, sse(*many, chunk(finish="stop"), DONE)):
+        x = ask(server)
+    assert x.complete and len(x.token_times_ns) == 3000 and x.text.endswith("word2999 ")
+
+
+def test_an_endless_answer_is_given_up(server: ScriptedServer) -> None:
+    mib = b" " * (1 << 20)
+    with server.on("POST", CHAT, Answer(200, {"Content-Type": "application/json"}, [b"{", *[mib] * 40])):
+        x = ask(server)
+    assert x.error is not None and x.error.check == "TT851" and "longer than" in str(x.error)
+    with ScriptedServer().on("POST", CHAT, sse(b"data: ", *[b"x" * (1 << 20)] * 20)) as other:
+        x = ask(other)
+    assert x.error is not None and "longer than" in str(x.error)
+
+
+def test_hidden_reasoning_gives_no_rate() -> None:
+    x = Exchange("http://h/v1", "m", 1, "")
+    from tokentrace.exchange import Chunk
+
+    x.chunks = [Chunk(10, "content", "a"), Chunk(1_000_000_010, "content", "b")]
+    x.usage = {"completion_tokens": 3}
+    assert x.latencies.tokens_per_s == 2.0
+    x.usage = {"completion_tokens": 76, "completion_tokens_details": {"reasoning_tokens": 64}}
+    assert x.latencies.tokens_per_s is None
+    x.usage = None
+    assert x.latencies.tokens_per_s is None
+
+
+def test_importing_the_client_loads_no_http_library() -> None:
+    """Start-up: what a request needs is loaded when a request is sent, and nothing heavy even then."""
+    code = (
+        "import sys, json\n"
+        "import tokentrace.client.settings, tokentrace.client.chat, tokentrace.client.server\n"
+        "early = [m for m in ('httpx', 'httpcore', 'rich', 'numpy') if m in sys.modules]\n"
+        "import tokentrace.client.network\n"
+        "late = [m for m in ('httpx', 'anyio', 'trio', 'rich', 'numpy', 'torch') if m in sys.modules]\n"
+        "print(json.dumps([early, late]))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    early, late = json.loads(run.stdout)
+    assert early == []
+    assert not set(late) & {"httpx", "rich", "numpy", "torch"}
+
+
+def test_the_endpoint_s_query_goes_along(server: ScriptedServer) -> None:
+    with server:
+        x = say_hi(f"{server.url}{CHAT}?api-version=1&sig=secret")
+    assert server.paths() == [f"{CHAT}?api-version=1&sig=secret"]
+    assert x.complete and "secret" not in x.url
+
+
+def test_extra_fields_and_headers(server: ScriptedServer) -> None:
+    with server:
+        chat(Endpoint.of(server.url + "/v1", model="alpha"), HI, trace_id=TRACE, span_id=SPAN, environ={},
+             body={"top_p": 0.5, "stream_options": {"include_usage": False}},
+             headers={"x-request-id": "mine"})  # fmt: skip
+    assert server.requests[0].json["top_p"] == 0.5
+    assert server.requests[0].json["stream_options"] == {"include_usage": False}
+    assert server.requests[0].headers["x-request-id"] == "mine"
+    assert server.requests[0].raw.lower().count(b"x-request-id") == 1
+
+
+def test_certificates_and_imports_are_no_part_of_the_request(tmp_path: Path, server: ScriptedServer) -> None:
+    with server:
+        before = time.time_ns()
+        x = ask(server)
+    assert before <= x.start_ns and x.phases[0].start_ns - x.start_ns < 50_000_000

@@ -1,0 +1,373 @@
+"""Faults below HTTP, each made for real: names, ports, address families, certificates, proxies, other protocols."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from client_support import CHAT, ask, say_hi
+from support.http_servers import (
+    Answer,
+    ForwardProxy,
+    Raw,
+    Refusing,
+    ScriptedServer,
+    hello,
+    make_certificate,
+    server_context,
+)
+
+from tokentrace.client import certificates, network, proxies
+from tokentrace.client._diagnose_network import network_failure
+from tokentrace.client.facts import Facts
+from tokentrace.client.network import Backend
+from tokentrace.client.wire import Attempt, Timeouts, Wire
+from tokentrace.errors import ConfigError, EndpointError
+from tokentrace.exchange import Exchange
+
+
+def error_of(x: Exchange, check: str) -> EndpointError:
+    assert x.error is not None and not x.complete
+    assert x.error.check == check, str(x.error)
+    assert x.error.layer == 8 and x.error.fix and x.error.exit_code == 2
+    return x.error
+
+
+def test_nothing_listens() -> None:
+    with Refusing() as port:
+        x = say_hi(port.url + "/v1")
+    error = error_of(x, "TT803")
+    assert f"127.0.0.1:{port.port}" in str(error) and x.error_type == "connection_refused"
+    assert [p.name for p in x.phases] == ["connect"] and x.phases[0].attributes["error.type"] == "failed"
+    assert error.detail.startswith("127.0.0.1 refused after")
+
+
+def test_connecting_is_tried_again_when_asked_for() -> None:
+    with Refusing() as port:
+        x = say_hi(port.url + "/v1", max_retries=1)
+    assert x.attempts == 2 and "retry 1 of 1" in x.notes[0]
+    assert [p.name for p in x.phases] == ["connect", "wait", "connect"]
+
+
+def test_unknown_name() -> None:
+    x = say_hi("http://no-such-host.invalid/v1")
+    error = error_of(x, "TT802")
+    assert "no-such-host.invalid" in str(error)
+    assert x.phases[0].name == "dns"
+
+
+def test_no_answer_to_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        port = listener.getsockname()[1]
+        # With the queue full the system answers no further connection, as a firewall would.
+        held = [socket.socket() for _ in range(4)]
+        try:
+            for one in held:
+                one.setblocking(False)
+                one.connect_ex(("127.0.0.1", port))
+            time.sleep(0.1)
+            start = time.monotonic()
+            x = say_hi(f"http://127.0.0.1:{port}/v1", timeout_s=0.5)
+            assert time.monotonic() - start < 5
+        finally:
+            for one in held:
+                one.close()
+    error = error_of(x, "TT804")
+    assert "did not answer" in error.detail
+
+
+def use_addresses(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    """Let every name have these addresses, in this order."""
+    real = socket.getaddrinfo
+
+    def resolve(host: str, port: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs["flags"] = socket.AI_NUMERICHOST
+        return [found for a in addresses for found in real(a, port, *args, **kwargs)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+
+
+def test_an_address_nobody_listens_on_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_addresses(monkeypatch, "127.0.0.2", "127.0.0.1")
+    with ScriptedServer().on("POST", CHAT, hello()) as server:
+        x = say_hi(f"http://both.example:{server.port}/v1")
+    assert x.complete
+    tried = next(p for p in x.phases if p.name == "connect").attributes["tokentrace.connect.attempts"]
+    assert [t.split(" after")[0] for t in tried] == ["127.0.0.2 refused", "127.0.0.1 connected"]
+
+
+@needs_ipv6
+def test_localhost_that_is_ipv6_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_addresses(monkeypatch, "::1", "127.0.0.1")
+    with ScriptedServer().on("POST", CHAT, hello()) as server:
+        start = time.monotonic()
+        x = say_hi(f"http://localhost:{server.port}/v1")
+        assert time.monotonic() - start < 1
+    assert x.complete
+    connect = next(p for p in x.phases if p.name == "connect")
+    assert connect.attributes["network.peer.address"] == "127.0.0.1"
+
+
+def test_a_silent_first_address_costs_a_quarter_of_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as silent, ScriptedServer(host="127.0.0.2").on("POST", CHAT, hello()) as server:
+        silent.bind(("127.0.0.1", server.port))
+        silent.listen(0)
+        held = [socket.socket() for _ in range(4)]
+        try:
+            for one in held:
+                one.setblocking(False)
+                one.connect_ex(("127.0.0.1", server.port))
+            time.sleep(0.1)
+            use_addresses(monkeypatch, "127.0.0.1", "127.0.0.2")
+            start = time.monotonic()
+            x = say_hi(f"http://both.example:{server.port}/v1")
+            assert time.monotonic() - start < 2
+        finally:
+            for one in held:
+                one.close()
+    assert x.complete
+    tried = next(p for p in x.phases if p.name == "connect").attributes["tokentrace.connect.attempts"]
+    assert tried[0].startswith("127.0.0.1 given up") and tried[1].startswith("127.0.0.2 connected")
+
+
+def test_localhost_with_only_an_ipv6_address() -> None:
+    wire = Wire("localhost", 8000, stage="connect", attempts=[Attempt("::1", 1, 2, "refused")])
+    wire.fault = ConnectionRefusedError(111, "Connection refused")
+    facts = Facts("http://localhost:8000/v1/chat/completions", "http://localhost:8000/v1", wire, error=wire.fault)
+    error = network_failure(facts)
+    assert error.check == "TT806" and "127.0.0.1" in error.fix
+
+
+def test_families_take_turns() -> None:
+    def address(host: str) -> network.Address:
+        return (socket.AF_INET6 if ":" in host else socket.AF_INET, 1, 6, (host, 80))
+
+    mixed = network._alternate([address(h) for h in ("::1", "::2", "::3", "1.1.1.1", "2.2.2.2")])
+    assert [a[3][0] for a in mixed] == ["::1", "1.1.1.1", "::2", "2.2.2.2", "::3"]
+
+
+def test_lookup_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: time.sleep(3) or [])
+    start = time.monotonic()
+    x = say_hi("http://slow.example/v1", timeout_s=0.3)
+    assert time.monotonic() - start < 2.5
+    error_of(x, "TT802")
+
+
+@pytest.mark.parametrize(
+    ("greeting", "check", "word"),
+    [
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "TT829", "does not speak HTTP"),
+        (b"\x15\x03\x01\x00\x02\x02\x28", "TT814", "speaks https"),
+        (b"", "TT828", "without an answer"),
+        (b"HTTP/1.1 abc def\r\n\r\n", "TT829", "not valid HTTP"),
+    ],
+)
+def test_what_answers_is_something_else(greeting: bytes, check: str, word: str) -> None:
+    with ScriptedServer(greeting=greeting) as server:
+        error = error_of(ask(server), check)
+    assert word in str(error)
+
+
+def test_chunk_framing_that_is_broken() -> None:
+    with ScriptedServer().on("POST", CHAT, Answer(200, {}, [Raw(b"zz\r\nhello\r\n")])) as server:
+        error_of(ask(server), "TT860")
+
+
+def test_https_to_a_server_of_plain_http() -> None:
+    with ScriptedServer().on("POST", CHAT, hello()) as server:
+        url = server.url.replace("http://", "https://") + "/v1"
+        x = say_hi(url)
+    error = error_of(x, "TT813")
+    assert error.fix == f"use {server.url}/v1"
+    assert x.phases[-1].name == "tls"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("certificates")
+
+
+def test_http_to_a_server_of_https(folder: Path) -> None:
+    cert, key = make_certificate(folder)
+    with ScriptedServer(tls=server_context(cert, key)) as server:
+        error = error_of(say_hi(server.url.replace("https://", "http://") + "/v1"), "TT828")
+    assert "https" in error.fix
+
+
+def test_a_trusted_certificate(folder: Path) -> None:
+    cert, key = make_certificate(folder, "trusted")
+    with ScriptedServer(tls=server_context(cert, key)).on("POST", CHAT, hello()) as server:
+        x = say_hi(server.url + "/v1", environ={"SSL_CERT_FILE": str(cert)})
+    assert x.complete and [p.name for p in x.phases] == ["connect", "tls", "send", "wait", "stream"]
+    tls = x.phases[1].attributes
+    assert tls["tls.protocol.version"].startswith("TLSv1.") and tls["tls.cipher"]
+
+
+def test_a_self_signed_certificate(folder: Path) -> None:
+    cert, key = make_certificate(folder, "selfmade")
+    with ScriptedServer(tls=server_context(cert, key)).on("POST", CHAT, hello()) as server:
+        error = error_of(ask(server, api_key="sk-1"), "TT811")
+        assert server.requests == []
+    assert "self-signed" in str(error)
+    assert "SSL_CERT_FILE" in error.fix and "REQUESTS_CA_BUNDLE" in error.fix and "trusted here" in error.detail
+    assert "verif" not in error.fix
+
+
+def test_a_private_authority(folder: Path) -> None:
+    authority = make_certificate(folder, "Corp Root CA", authority=True)
+    cert, key = make_certificate(folder, "signed", signed_by=authority)
+    with ScriptedServer(tls=server_context(cert, key)).on("POST", CHAT, hello()) as server:
+        error = error_of(ask(server), "TT811")
+        assert "Corp Root CA" in str(error)
+        assert ask(server, environ={"SSL_CERT_FILE": str(authority[0])}).complete
+
+
+def test_a_certificate_for_another_name(folder: Path) -> None:
+    cert, key = make_certificate(folder, "other.example", names=["DNS:other.example"])
+    with ScriptedServer(tls=server_context(cert, key)) as server:
+        error = error_of(ask(server, environ={"SSL_CERT_FILE": str(cert)}), "TT812")
+    assert "other.example" in str(error)
+
+
+def test_an_expired_certificate(folder: Path) -> None:
+    cert, key = make_certificate(folder, "old", days=0)
+    time.sleep(1.1)
+    with ScriptedServer(tls=server_context(cert, key)) as server:
+        error = error_of(ask(server, environ={"SSL_CERT_FILE": str(cert)}), "TT810")
+    assert "has expired (valid 20" in str(error) and "clock" in error.fix
+
+
+def test_unusable_certificate_variables(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.pem").write_text("nothing")
+    for name in (tmp_path / "absent.pem", tmp_path / "empty.pem"):
+        error = error_of(say_hi("https://127.0.0.1:1/v1", environ={"SSL_CERT_FILE": str(name)}), "TT801")
+        assert "SSL_CERT_FILE" in str(error)
+
+
+def test_certificates_are_read(folder: Path) -> None:
+    cert, _ = make_certificate(folder, "read.me")
+    import ssl
+
+    found = certificates.parse(ssl.PEM_cert_to_DER_cert(cert.read_text()))
+    assert found.subject == found.issuer == "read.me" and found.self_signed
+    assert found.not_before[:2] == "20" and found.not_after > found.not_before
+    for broken in (b"", b"\x30", b"\x30\x82\xff\xff", bytes(50), ssl.PEM_cert_to_DER_cert(cert.read_text())[:80]):
+        with pytest.raises(ValueError, match="not a certificate"):
+            certificates.parse(broken)
+
+
+def test_proxy_that_is_not_there() -> None:
+    with Refusing() as port:
+        for variable in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+            x = say_hi("http://server.example/v1", environ={variable: f"http://user:secret@127.0.0.1:{port.port}"})
+            error = error_of(x, "TT820")
+            assert f"127.0.0.1:{port.port} ({variable})" in str(error) and f"unset {variable}" in error.fix
+            assert "secret" not in str(error) + error.fix + error.detail + repr(x)
+
+
+def test_through_a_proxy() -> None:
+    with ScriptedServer().on("POST", CHAT, hello()) as server, ForwardProxy() as proxy:
+        url = f"http://server.example:{server.port}/v1"
+        x = say_hi(url, environ={"http_proxy": proxy.url.replace("//", "//me:pass@")})
+        assert x.complete and x.proxy == f"127.0.0.1:{proxy.port} (http_proxy)"
+        assert proxy.seen == [f"POST http://server.example:{server.port}{CHAT} HTTP/1.1"]
+        assert b"Proxy-Authorization: Basic" in proxy.heads[0]
+
+
+def test_through_a_tunnel(folder: Path) -> None:
+    cert, key = make_certificate(folder, "tunnel", names=["DNS:server.example"])
+    with ScriptedServer(tls=server_context(cert, key)).on("POST", CHAT, hello()) as server, ForwardProxy() as proxy:
+        environ = {"HTTPS_PROXY": proxy.url, "SSL_CERT_FILE": str(cert)}
+        x = say_hi(f"https://server.example:{server.port}/v1", environ=environ, api_key="sk-secret")
+        assert x.complete and proxy.seen == [f"CONNECT server.example:{server.port} HTTP/1.1"]
+        assert b"secret" not in proxy.heads[0]
+    assert [p.name for p in x.phases] == ["connect", "tls", "send", "wait", "stream"]
+    for one, other in zip(x.phases, x.phases[1:], strict=False):
+        assert one.end_ns <= other.start_ns
+
+
+def test_tunnel_refused() -> None:
+    with ForwardProxy(refuse=403) as proxy:
+        error = error_of(say_hi("https://server.example/v1", environ={"https_proxy": proxy.url}), "TT821")
+    assert "403" in str(error) and f"127.0.0.1:{proxy.port}" in str(error)
+
+
+def test_this_machine_is_never_asked_through_a_proxy() -> None:
+    with Refusing() as port, ScriptedServer().on("POST", CHAT, hello()) as server:
+        for host in ("127.0.0.1", "localhost"):
+            assert say_hi(f"http://{host}:{server.port}/v1", environ={"http_proxy": port.url}).complete
+
+
+def test_unusable_proxy_variables() -> None:
+    for value in ("ftp://p:1", "http://", "http://h:abc"):
+        error = error_of(say_hi("http://server.example/v1", environ={"http_proxy": value}), "TT801")
+        assert "http_proxy" in str(error)
+    error = error_of(say_hi("https://s.example/v1", environ={"https_proxy": "https://p.example:1"}), "TT801")
+    assert "not supported" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("host", "no_proxy", "direct"),
+    [
+        ("a.example.com", "example.com", True),
+        ("a.example.com", ".example.com", True),
+        ("a.example.com", "*.example.com", True),
+        ("badexample.com", "example.com", False),
+        ("example.com", "EXAMPLE.com, other", True),
+        ("h", "*", True),
+        ("10.1.2.3", "10.0.0.0/8", True),
+        ("11.1.2.3", "10.0.0.0/8", False),
+        ("10.1.2.3", "10.1.2.3:8000", True),
+        ("10.1.2.3", "10.1.2.3:9000", False),
+        ("h", "", False),
+        ("h", " , ,", False),
+        ("10.1.2.3", "not/a/network", False),
+    ],
+)
+def test_no_proxy(host: str, no_proxy: str, direct: bool) -> None:
+    found = proxies.choose("http", host, 8000, {"HTTP_PROXY": "127.0.0.1:3128", "NO_PROXY": no_proxy})
+    assert (found is None) == direct
+    if found is not None:
+        assert found.shown == "127.0.0.1:3128 (HTTP_PROXY)"
+
+
+def test_proxy_repr_hides_the_password() -> None:
+    found = proxies.choose("http", "h", 80, {"http_proxy": "http://me:secret@p:1"})
+    assert found is not None and found.password == "secret"
+    assert "secret" not in repr(found) and "me" not in found.shown
+
+
+def test_socks_needs_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    error = error_of(say_hi("http://s.example/v1", environ={"ALL_PROXY": "socks5://127.0.0.1:1"}), "TT801")
+    assert "socksio" in str(error) + error.fix
+
+
+def test_waiting_can_be_stopped() -> None:
+    backend = Backend(Wire(), Timeouts(), lambda: True)
+    with pytest.raises(network.Stopped):
+        backend.sleep(10)
+
+
+def test_config_errors_in_files_are_no_endpoint_errors() -> None:
+    assert not issubclass(ConfigError, EndpointError)

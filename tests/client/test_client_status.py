@@ -1,0 +1,234 @@
+"""What an answer that is no reply means, through a real socket: whose it is, what to do, and in which layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from client_support import CHAT, ask, everything_said, say_hi
+from hypothesis import given
+from hypothesis import strategies as st
+from support.http_servers import (
+    DONE,
+    Answer,
+    ForwardProxy,
+    ScriptedServer,
+    body_answer,
+    chunk,
+    event,
+    html_answer,
+    json_answer,
+    models,
+    sse,
+)
+
+from tokentrace.client.causes import CAUSES
+from tokentrace.client.diagnose import diagnose, nearest
+from tokentrace.client.facts import Facts
+from tokentrace.errors import EndpointError
+
+
+def failed(answer: Answer, **settings: Any) -> EndpointError:
+    with ScriptedServer().on("POST", CHAT, answer) as server:
+        x = ask(server, **settings)
+    assert x.error is not None and not x.complete
+    assert x.error.fix and "\n" not in str(x.error) and x.error.check in CAUSES
+    assert x.error.layer == CAUSES[x.error.check].layer == int(x.error.check[2])
+    if answer.status >= 300:
+        assert x.error_type == str(answer.status)
+    return x.error
+
+
+def openai(message: str, code: str | int | None = None, status: int = 400, **headers: str) -> Answer:
+    return json_answer({"error": {"message": message, "type": "x", "param": None, "code": code}}, status, **headers)
+
+
+NGINX = {"server": "nginx/1.25.3"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "check", "words"),
+    [
+        (openai("Incorrect API key provided: sk-…", "invalid_api_key", 401), "TT831", ["Incorrect API key"]),
+        (openai("OAuth token has expired", None, 401), "TT833", ["expired"]),
+        (openai("The access token is invalid", None, 401), "TT833", ["OAuth"]),
+        (openai("You have insufficient permissions", None, 403), "TT834", ["403", "insufficient"]),
+        (html_answer("<html>blocked</html>", 403, server="cloudflare", cf_ray="x"), "TT834", ["Cloudflare"]),
+        (json_answer({"detail": "Method Not Allowed"}, 405), "TT842", ["405", CHAT]),
+        (html_answer("<html>too large</html>", 413, **NGINX), "TT843", ["nginx", "413"]),
+        (openai("Rate limit reached for requests", "rate_limit_exceeded", 429, retry_after="7"), "TT845", ["limits"]),
+        (openai("You exceeded your current quota", "insufficient_quota", 429), "TT845", ["quota"]),
+        (openai("max_tokens must be at most 8192", None, 400), "TT844", ["8192"]),
+        (json_answer({"detail": [{"loc": ["body", "top_p"], "msg": "bad"}]}, 422), "TT844", ["422", "top_p"]),
+        (openai("Internal server error", None, 500), "TT846", ["the server failed", "500"]),
+        (html_answer("<html>502</html>", 502, **NGINX), "TT847", ["nginx", "502"]),
+        (html_answer("<html>504</html>", 504, server="awselb/2.0"), "TT847", ["AWS", "504"]),
+        (body_answer(b"upstream connect error", "text/plain", 503, server="envoy"), "TT847", ["Envoy", "503"]),
+        (openai("Service Unavailable", None, 503, retry_after="3"), "TT846", ["not ready"]),
+        (openai("Loading model", 503, 503), "TT603", ["loading"]),
+        (openai("CUDA out of memory. Tried to allocate 2 GiB", None, 500), "TT604", ["memory"]),
+        (openai("EngineCore encountered an issue: EngineDeadError", None, 500), "TT602", ["engine"]),
+        (body_answer(b"400 The plain HTTP request was sent to HTTPS port", "text/html", 400), "TT814", ["https"]),
+        (openai("Model is decommissioned: the model `x` has been decommissioned", "model_decommissioned"), "TT841", []),
+        (body_answer(b"", "text/plain", 418), "TT844", ["418"]),
+    ],
+)  # fmt: skip
+def test_statuses(answer: Answer, check: str, words: list[str]) -> None:
+    error = failed(answer, api_key="sk-abc-0123456789", source={"api_key": "OPENAI_API_KEY"})
+    assert error.check == check, str(error)
+    for word in words:
+        assert word in str(error)
+    assert "sk-abc" not in str(error) + error.fix + error.detail
+
+
+def test_retry_after_is_told() -> None:
+    assert "7 s" in failed(openai("slow down", None, 429, retry_after="7")).fix
+
+
+CONTEXT = [
+    ("This model's maximum context length is 6048 tokens. However, you requested 6616 tokens (568 in the messages, "
+     "6048 in the completion). Please reduce the length of the messages or completion.", 6048, 568, 6048),
+    ("'max_tokens' or 'max_completion_tokens' is too large: 6048. This model's maximum context length is 6048 tokens "
+     "and your request has 568 input tokens (6048 > 6048 - 568).", 6048, 568, 6048),
+    ("This model's maximum context length is 8192 tokens. However, your messages resulted in 9,300 tokens.",
+     8192, 9300, 0),
+    ("The input (5000 tokens) is longer than the model's context length (4096 tokens).", 4096, 5000, 0),
+    ("`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 4000 `inputs` tokens and 200 `max_new_tokens`",
+     4096, 4000, 200),
+    ("This model's maximum context length is 64 tokens, but the request needs 31 tokens of prompt and 40 of "
+     "completion: 71 tokens.", 64, 31, 40),
+    ("the request exceeds the available context size (4096 tokens), try increasing it", 4096, 0, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "limit", "prompt", "wanted"), CONTEXT)
+def test_context_exceeded_gives_the_numbers_and_what_fits(said: str, limit: int, prompt: int, wanted: int) -> None:
+    error = failed(openai(said))
+    assert (error.check, error.layer) == ("TT601", 6)
+    assert f"limit {limit}" in str(error)
+    if prompt:
+        assert f"prompt {prompt}" in str(error)
+        assert error.fix == (f"--max-tokens {limit - prompt} fits" if prompt < limit else
+                             f"shorten the prompt to less than {limit} tokens")  # fmt: skip
+    if wanted:
+        assert f"asked for {wanted}" in str(error)
+
+
+MISSING = [
+    openai("The model `alpha-7b` does not exist.", "model_not_found", 404),
+    json_answer({"object": "error", "message": "The model `alpha-7b` does not exist.", "type": "NotFoundError"}, 404),
+    openai('model "alpha-7b" not found, try pulling it first', None, 404),
+    openai("Invalid model: alpha-7b", "1500", 400),
+]
+
+
+@pytest.mark.parametrize("answer", MISSING)
+def test_unknown_model_names_the_nearest(answer: Answer) -> None:
+    with ScriptedServer() as server:
+        server.on("POST", CHAT, answer).on("GET", "/v1/models", models("beta", "/models/alpha-7b", "alpha-70b"))
+        x = ask(server, model="alpha-7b")
+        assert server.paths() == [CHAT, "/v1/models"]
+    assert x.error is not None and x.error.check == "TT841"
+    assert x.error.fix == "--model /models/alpha-7b"
+    assert x.error.detail.startswith("it has: /models/alpha-7b, alpha-70b")
+
+
+def test_unknown_model_without_a_list() -> None:
+    error = failed(MISSING[0], model="alpha-7b")
+    assert error.check == "TT841" and "'alpha-7b'" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "best"),
+    [("GPT-4o-Mini", "gpt-4o-mini"), ("llama", "meta/llama-3"), ("qwen3", "qwen3:8b"), ("gpt4o", "gpt-4o-mini")],
+)
+def test_nearest(wanted: str, best: str) -> None:
+    assert nearest(wanted, ["gpt-4o-mini", "meta/llama-3", "qwen3:8b", "gemma"])[0] == best
+
+
+def test_model_is_taken_when_there_is_only_one() -> None:
+    from support.http_servers import hello
+
+    with ScriptedServer().on("POST", CHAT, hello()).on("GET", "/v1/models", models("only")) as server:
+        x = ask(server, model="")
+        assert x.complete and x.model == "only" and "only" in x.notes[0]
+        assert server.requests[-1].json["model"] == "only"
+        server.on("GET", "/v1/models", models("one", "two"))
+        x = ask(server, model="")
+        assert x.error is not None and x.error.check == "TT841" and "one, two" in x.error.detail
+        server.on("GET", "/v1/models", json_answer({}, 404))
+        x = ask(server, model="")
+        assert x.complete and "model" not in server.requests[-1].json
+
+
+def test_path_not_found_when_models_are_there() -> None:
+    with ScriptedServer().on("GET", "/v1/models", models("alpha")) as server:
+        x = ask(server)
+    assert x.error is not None and x.error.check == "TT840" and "has /models" in str(x.error)
+
+
+@pytest.mark.parametrize(
+    ("answer", "check", "word"),
+    [
+        (sse(event({"error": {"message": "overloaded", "code": 529}})), "TT852", "overloaded"),
+        (sse(chunk("a"), event({"error": {"message": "it broke"}}), DONE), "TT852", "after 1 token"),
+        (sse(chunk("a"), b"event: error\ndata: it broke\n\n"), "TT852", "it broke"),
+        (json_answer({"error": {"message": "bad day"}}), "TT852", "bad day"),
+        (sse(event({"error": {"message": "CUDA out of memory"}})), "TT604", "memory"),
+        (json_answer({"choices": []}), "TT851", "empty choices"),
+        (json_answer({"choices": None}), "TT851", "empty choices"),
+        (json_answer([1, 2]), "TT851", "not the API"),
+        (body_answer(b"OK", "text/plain"), "TT851", "text/plain"),
+        (body_answer(b"", "application/json"), "TT854", "nothing in it"),
+        (sse(), "TT854", "nothing in it"),
+        (sse(b": ping\n\n", b": ping\n\n"), "TT854", "2 keep-alives"),
+        (sse(b"data: hello\n\n", b"data: world\n\n"), "TT862", "no JSON"),
+        (sse(chunk("a"), b'data: {"choices": [\n\n', chunk("b", finish="stop"), DONE), "TT862", "1 of 4 events"),
+        (sse(chunk("a"), chunk("b")[:-20]), "TT861", "in the middle of an event"),
+        (sse(event({"type": "message_start", "message": {"role": "assistant"}})), "TT853", "Anthropic"),
+        (body_answer(b'{"model":"q","message":{"content":"Hi"},"done":false}\n{"done":true}\n', "application/x-ndjson"),
+         "TT853", "Ollama"),
+        (sse(event({"type": "response.created", "response": {}})), "TT853", "responses"),
+        (html_answer("  <HTML><body>login</body></HTML>"), "TT850", "HTML"),
+        (body_answer(b"<!DOCTYPE html><html></html>", "text/event-stream"), "TT850", "HTML"),
+        (sse(event({"object": "chat.completion.chunk", "choices": []}), DONE), "TT851", "empty choices"),
+    ],
+)  # fmt: skip
+def test_answers_with_status_200_that_are_no_reply(answer: Answer, check: str, word: str) -> None:
+    error = failed(answer)
+    assert error.check == check, str(error)
+    assert word in str(error)
+
+
+def test_a_proxy_s_own_answers_are_told_apart() -> None:
+    for status, check in ((502, "TT821"), (407, "TT821")):
+        with ForwardProxy(refuse=status) as proxy:
+            x = say_hi("http://server.example/v1", environ={"http_proxy": proxy.url})
+        assert x.error is not None and x.error.check == check
+        assert f"127.0.0.1:{proxy.port} (http_proxy)" in str(x.error)
+
+
+def test_a_long_error_page_is_cut() -> None:
+    with ScriptedServer().on("POST", CHAT, body_answer(b"trouble\n" * 100_000, "text/plain", 500)) as server:
+        x = ask(server)
+    assert x.error is not None and len(str(x.error)) < 500 and x.error.detail.count("\n") < 3
+
+
+@given(
+    st.integers(100, 999),
+    st.binary(max_size=200) | st.text(max_size=100).map(str.encode),
+    st.dictionaries(st.sampled_from(["content-type", "server", "location", "retry-after"]), st.text(max_size=30)),
+)
+def test_any_answer_gets_one_line_and_a_fix(status: int, body: bytes, headers: dict[str, str]) -> None:
+    facts = Facts("http://h/v1/chat/completions", "http://h/v1", status=status, body=body, headers=headers)
+    error = diagnose(facts)
+    assert error is not None and error.fix and error.check in CAUSES
+    assert "\n" not in str(error) + error.fix and len(str(error)) <= 400
+
+
+def test_nothing_of_the_key_is_kept() -> None:
+    key = "sk-secret-0123456789"
+    with ScriptedServer().on("POST", CHAT, openai("nope", None, 401)) as server:
+        x = ask(server, api_key=key)
+    assert server.requests[0].headers["authorization"] == f"Bearer {key}"
+    assert key not in everything_said(x)
