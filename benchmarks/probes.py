@@ -3,9 +3,10 @@
     python benchmarks/probes.py [--rounds 12] [--tokens 24]
 
 Pairs, each printed as a ratio of medians with its spread (the middle half of the ratios of neighbours):
-    light probes against none               http, tokenizer, engine, model, jit
-    module spans against none               the above and modules
-    modules and profiler against the profiler alone    what our part of a deep pass adds to torch.profiler's own cost
+    light probes / none                 http, tokenizer, engine, model, jit
+    light probes and modules / none     the above and modules
+    profiler alone / none               torch.profiler as the group ops runs it
+    all deep probes / profiler alone    what our part of a deep pass adds to torch.profiler's own cost
 
 Time per token is taken by the client between the first and the last chunk of a reply, so that switching groups, the
 profiler's stop and its reading are not in it. Every setting generates the same tokens; that is checked.

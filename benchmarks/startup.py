@@ -20,7 +20,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from pathlib import Path
 
 from tokentrace.engines.local.folder import ModelFolder
 from tokentrace.engines.local.model import ensure_model
@@ -100,7 +99,7 @@ def engine(folder: ModelFolder) -> tuple[float, str, int]:
 
 def main() -> int:
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 7
-    folder = ensure_model(None, lambda sentence, fraction: None)
+    folder = ensure_model()
     _, text, threads = engine(folder)  # also warms the page cache for both
     _, expected = bare(folder, threads)
     ours, theirs = [], []
@@ -110,7 +109,7 @@ def main() -> int:
         print(f"run {index + 1}: bare {theirs[-1]:.2f} s, engine {ours[-1]:.2f} s", flush=True)
     ratio = statistics.median(ours) / statistics.median(theirs)
     same = expected.replace("<|im_end|>", "") == text
-    print(f"cores {os.cpu_count()}, threads {threads}, model {folder.name} in {Path(folder.path).parent}")
+    print(f"cores {os.cpu_count()}, threads {threads}, model {folder.name} in {folder.path.parent}")
     print(f"bare script  median {statistics.median(theirs):.2f} s (min {min(theirs):.2f})")
     print(f"local engine median {statistics.median(ours):.2f} s (min {min(ours):.2f})")
     print(f"same tokens  {same} ({text!r})")

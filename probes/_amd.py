@@ -17,13 +17,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tokentrace.probes._sensors import Condition, Found, Reading, SensorError, SensorInfo, Tried, now_ns
+from tokentrace.energy.device import Condition, Reading, SensorInfo
+from tokentrace.probes._sensors import (
+    HWMON,
+    Found,
+    Sensor,
+    SensorError,
+    Tried,
+    now_ns,
+    number_if_any,
+    number_in,
+    text_in,
+)
 
 #: Where ROCm packages put the Python module, outside of every virtual environment.
 ROCM_MODULE = Path("/opt/rocm/share/amd_smi")
 INSTALL = "pip install 'tokentrace[amd]' and install the amd-smi-lib package of ROCm"
 DEV = Path("/dev")
-HWMON = Path("/sys/class/hwmon")
 #: amdsmi_get_violation_status keys that say what holds the clocks down now.
 _VIOLATIONS = {
     "active_ppt_pwr": "package power limit",
@@ -134,7 +144,7 @@ def _temperature_c(value: Any) -> float | None:
     return known / 1000 if known >= 1000 else known
 
 
-class AmdSmiSensor:
+class AmdSmiSensor(Sensor):
     """One GPU. Raises SensorError when neither energy nor power can be read."""
 
     def __init__(self, smi: Any, handle: Any, index: int) -> None:
@@ -256,15 +266,12 @@ class AmdSmiSensor:
             raise SensorError(_words(error)) from error
         return result
 
-    def history(self) -> list[tuple[int, float]]:
-        return []
-
 
 def _hwmon(root: Path, tried: list[Tried]) -> list[AmdgpuHwmonSensor]:
     sensors: list[AmdgpuHwmonSensor] = []
     for folder in sorted(root.glob("hwmon*")) if root.is_dir() else []:
         try:
-            if (folder / "name").read_text().strip() != "amdgpu":
+            if text_in(folder / "name") != "amdgpu":
                 continue
             sensors.append(AmdgpuHwmonSensor(folder, len(sensors)))
         except PermissionError:
@@ -276,13 +283,14 @@ def _hwmon(root: Path, tried: list[Tried]) -> list[AmdgpuHwmonSensor]:
     return sensors
 
 
-class AmdgpuHwmonSensor:
+class AmdgpuHwmonSensor(Sensor):
     """One GPU through its driver's files: power only, no energy counter. Raises OSError without a power file."""
 
     def __init__(self, folder: Path, index: int) -> None:
         self._folder = folder
         # power1_average is the firmware's mean over an undocumented window; power1_input is the newer, instant one.
-        self._power = next((n for n in ("power1_input", "power1_average") if (folder / n).exists()), "power1_average")
+        instant = (folder / "power1_input").exists()
+        self._power = folder / ("power1_input" if instant else "power1_average")
         device = (folder / "device").resolve()
         self.info = SensorInfo(
             id=device.name if (folder / "device").exists() else str(folder),
@@ -292,30 +300,20 @@ class AmdgpuHwmonSensor:
             interface="hwmon",
             method="integration",
             poll_ns=50_000_000,
-            averaging_ns=0 if self._power == "power1_input" else 100_000_000,
+            averaging_ns=0 if instant else 100_000_000,
         )
-        self._value(self._power)
+        number_in(self._power)
         self.info.fields["power"] = "yes"
         self.info.fields["energy counter"] = "hwmon has none; AMD SMI does"
         cap = self._maybe("power1_cap")
         self.info.cap_w = cap / 1e6 if cap else None
 
-    def _value(self, name: str) -> float:
-        text = (self._folder / name).read_text().strip()
-        try:
-            return float(text)
-        except ValueError as error:
-            raise SensorError(f"{name} holds {text[:40]!r}") from error
-
     def _maybe(self, name: str) -> float | None:
-        try:
-            return self._value(name)
-        except (OSError, SensorError):
-            return None
+        return number_if_any(self._folder / name)
 
     def read(self) -> Reading:
         before = now_ns()
-        watts = self._value(self._power) / 1e6
+        watts = number_in(self._power) / 1e6
         return Reading((before + now_ns()) // 2, watts=watts)
 
     def condition(self) -> Condition:
@@ -327,6 +325,3 @@ class AmdgpuHwmonSensor:
             clock_mhz=None if clock is None else clock / 1e6,
             utilization=None if busy is None else busy / 100,
         )
-
-    def history(self) -> list[tuple[int, float]]:
-        return []

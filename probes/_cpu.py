@@ -17,44 +17,49 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokentrace.probes._sensors import Condition, Found, Reading, SensorError, SensorInfo, Tried, now_ns
+from tokentrace.energy.device import Reading, SensorInfo
+from tokentrace.probes._sensors import (
+    HWMON,
+    Found,
+    Sensor,
+    SensorError,
+    Tried,
+    now_ns,
+    number_if_any,
+    number_in,
+    text_in,
+)
 
 POWERCAP = Path("/sys/class/powercap")
-HWMON = Path("/sys/class/hwmon")
 #: GPU drivers with a hwmon of their own; they belong to the modules of their vendors.
 _GPU_DRIVERS = ("amdgpu", "nouveau", "i915", "xe")
 #: Rails of Jetson boards that carry the whole module's current, by driver ina3221.
 _JETSON_TOTAL = ("VDD_IN", "POM_5V_IN")
 
 
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace").strip()
+class _EnergyFile(Sensor):
+    """A file with a total energy counter in microjoules."""
+
+    def __init__(self, file: Path, info: SensorInfo) -> None:
+        self.info = info
+        self._file = file
+        info.assumed_period_ns, info.poll_ns = 1_000_000, 10_000_000
+        info.fields["energy counter"] = "yes"
+        number_in(file)
+
+    def read(self) -> Reading:
+        before = now_ns()
+        value = number_in(self._file)
+        return Reading((before + now_ns()) // 2, joules=value / 1e6)
 
 
-def _number(path: Path) -> float:
-    """The number in a sysfs file. Raises OSError, or SensorError when it holds something else."""
-    text = _text(path)
-    try:
-        return float(text)
-    except ValueError as error:
-        raise SensorError(f"{path} holds {text[:40]!r}, not a number") from error
-
-
-def _maybe(path: Path) -> float | None:
-    try:
-        return _number(path)
-    except (OSError, SensorError):
-        return None
-
-
-class RaplSensor:
+class RaplSensor(_EnergyFile):
     """One powercap zone with an energy counter (a package, its memory, the platform)."""
 
     def __init__(self, zone: Path, part_of: str = "") -> None:
-        self._file = zone / "energy_uj"
-        label = _text(zone / "name")
-        range_uj = _maybe(zone / "max_energy_range_uj")
-        self.info = SensorInfo(
+        label = text_in(zone / "name")
+        range_uj = number_if_any(zone / "max_energy_range_uj")
+        info = SensorInfo(
             id=str(zone),
             type="memory" if label == "dram" else "enclosure" if label == "psys" else "cpu",
             name=f"RAPL {label}",
@@ -65,27 +70,13 @@ class RaplSensor:
             # One energy unit is at most 61 uJ (2^-14 J) on the processors documented; the wrap is exact to one unit.
             resolution_joules=2 * 2**-14,
             wrap_joules=None if not range_uj else range_uj / 1e6,
-            assumed_period_ns=1_000_000,
-            poll_ns=10_000_000,
             part_of=part_of,
         )
-        limit = _maybe(zone / "constraint_0_power_limit_uw")
-        self.info.cap_w = limit / 1e6 if limit else None
-        self.info.fields["energy counter"] = "yes"
-        self.info.fields["power limit"] = "yes" if limit else "not there"
-        self.info.fields["counter range"] = "yes" if range_uj else "not there: a wrap could not be corrected"
-        _number(self._file)
-
-    def read(self) -> Reading:
-        before = now_ns()
-        value = _number(self._file)
-        return Reading((before + now_ns()) // 2, joules=value / 1e6)
-
-    def condition(self) -> Condition:
-        return Condition(now_ns())
-
-    def history(self) -> list[tuple[int, float]]:
-        return []
+        super().__init__(zone / "energy_uj", info)
+        limit = number_if_any(zone / "constraint_0_power_limit_uw")
+        info.cap_w = limit / 1e6 if limit else None
+        info.fields["power limit"] = "yes" if limit else "not there"
+        info.fields["counter range"] = "yes" if range_uj else "not there: a wrap could not be corrected"
 
 
 def rapl(root: Path = POWERCAP) -> Found:
@@ -107,7 +98,7 @@ def rapl(root: Path = POWERCAP) -> Found:
     for name in zones:
         zone = root / name
         try:
-            label = _text(zone / "name")
+            label = text_in(zone / "name")
             parent = name.rpartition(":")[0]
             inside = parent in zones and label != "dram"
             found.sensors.append(RaplSensor(zone, part_of=str(root / parent) if inside else ""))
@@ -127,40 +118,23 @@ def rapl(root: Path = POWERCAP) -> Found:
     return found
 
 
-class HwmonEnergySensor:
-    """A total-energy file of hwmon, for instance the socket counters of amd_energy."""
+class AmdEnergySensor(_EnergyFile):
+    """The counter of one socket of hwmon's driver amd_energy."""
 
-    def __init__(self, file: Path, driver: str) -> None:
-        self._file = file
-        label = file.with_name(file.name.replace("_input", "_label"))
-        name = _text(label) if label.exists() else file.name
-        self.info = SensorInfo(
+    def __init__(self, file: Path, label: str) -> None:
+        info = SensorInfo(
             id=str(file),
-            type="cpu" if driver == "amd_energy" else "enclosure",
-            name=f"{driver} {name}",
-            vendor=_cpu_vendor() if driver == "amd_energy" else "",
+            type="cpu",
+            name=f"amd_energy {label}",
+            vendor=_cpu_vendor(),
             interface="hwmon",
-            scope=name,
+            scope=label,
             resolution_joules=1.25e-4,  # the coarser of the two energy units named in amd_energy.rst
-            assumed_period_ns=1_000_000,
-            poll_ns=10_000_000,
         )
-        self.info.fields["energy counter"] = "yes"
-        _number(file)
-
-    def read(self) -> Reading:
-        before = now_ns()
-        value = _number(self._file)
-        return Reading((before + now_ns()) // 2, joules=value / 1e6)
-
-    def condition(self) -> Condition:
-        return Condition(now_ns())
-
-    def history(self) -> list[tuple[int, float]]:
-        return []
+        super().__init__(file, info)
 
 
-class HwmonPowerSensor:
+class HwmonPowerSensor(Sensor):
     """A power meter of hwmon: `power*_input`/`power*_average` (uW), or a rail's volts times amperes (ina3221)."""
 
     def __init__(self, files: tuple[Path, ...], driver: str, label: str, averaging_ms: float | None = None) -> None:
@@ -182,19 +156,13 @@ class HwmonPowerSensor:
 
     def _watts(self) -> float:
         if len(self._files) == 2:
-            return _number(self._files[0]) * _number(self._files[1]) / 1e6  # mV x mA
-        return _number(self._files[0]) / 1e6
+            return number_in(self._files[0]) * number_in(self._files[1]) / 1e6  # mV x mA
+        return number_in(self._files[0]) / 1e6
 
     def read(self) -> Reading:
         before = now_ns()
         watts = self._watts()
         return Reading((before + now_ns()) // 2, watts=watts)
-
-    def condition(self) -> Condition:
-        return Condition(now_ns())
-
-    def history(self) -> list[tuple[int, float]]:
-        return []
 
 
 def hwmon(root: Path = HWMON) -> Found:
@@ -203,7 +171,7 @@ def hwmon(root: Path = HWMON) -> Found:
     folders = sorted(root.glob("hwmon*")) if root.is_dir() else []
     for folder in folders:
         try:
-            driver = _text(folder / "name")
+            driver = text_in(folder / "name")
         except OSError:
             continue
         if driver in _GPU_DRIVERS:
@@ -223,7 +191,7 @@ def _hwmon_sensors(folder: Path, driver: str, tried: list[Tried]) -> Iterable[An
         for file in sorted(folder.glob("energy*_input")):
             label = _maybe_text(file.with_name(file.name.replace("_input", "_label")))
             if "socket" in label.lower():
-                makers.append((file, lambda f=file: HwmonEnergySensor(f, driver)))
+                makers.append((file, lambda f=file, n=label: AmdEnergySensor(f, n)))
     elif driver == "ina3221":
         for label_file in sorted(folder.glob("in*_label")):
             label = _maybe_text(label_file)
@@ -238,7 +206,7 @@ def _hwmon_sensors(folder: Path, driver: str, tried: list[Tried]) -> Iterable[An
                 continue
             prefix = file.name.rpartition("_")[0]
             label = _maybe_text(folder / f"{prefix}_label") or prefix
-            window = _maybe(folder / f"{prefix}_average_interval") if file.name.endswith("_average") else None
+            window = number_if_any(folder / f"{prefix}_average_interval") if file.name.endswith("_average") else None
             makers.append((file, lambda f=file, n=label, w=window: HwmonPowerSensor((f,), driver, n, w)))
     for file, make in makers:
         try:
@@ -251,7 +219,7 @@ def _hwmon_sensors(folder: Path, driver: str, tried: list[Tried]) -> Iterable[An
 
 def _maybe_text(path: Path) -> str:
     try:
-        return _text(path)
+        return text_in(path)
     except OSError:
         return ""
 

@@ -12,6 +12,7 @@ scaled_dot_product_attention) have no figure of their own, so that a sum over op
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -24,6 +25,7 @@ _FUSED_ATTENTION = (
 )
 
 
+@lru_cache(maxsize=4096)  # one model has few combinations, and calls each of them often
 def flops(name: str, shapes: str) -> int | None:
     """Floating-point operations of one call; `shapes` is the JSON text of its input shapes. None where the operator has
     no formula here or the shapes are not known.

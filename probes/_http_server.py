@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from tokentrace.exchange import Exchange
 from tokentrace.model import DOWN, KIND_SERVER, STATUS_ERROR, STATUS_UNSET, UP, Record
 from tokentrace.probe import Raw
+from tokentrace.probes._request import same_span
 
 LAYER = 8
 
@@ -36,18 +37,11 @@ def _ours(raws: list[Raw], exchange: Exchange, request_id: str) -> dict[str, str
         rid = str(raw.data.get("rid", ""))
         if not rid or raw.name != "request":
             continue
-        if _same_span(raw.data, exchange):
+        if same_span(str(raw.data.get("traceparent", "")), exchange.traceparent):
             found[rid] = "traceparent"
         elif rid in (exchange.response_id, request_id):
             found.setdefault(rid, "request_id")
     return found
-
-
-def _same_span(data: Mapping[str, Any], exchange: Exchange) -> bool:
-    """The span id in the server's traceparent is ours. A proxy may have changed the flags, but not the id."""
-    parts = str(data.get("traceparent", "")).split("-")
-    mine = exchange.traceparent.split("-")
-    return len(parts) >= 3 and len(mine) >= 3 and parts[1:3] == mine[1:3]
 
 
 def _record(raw: Raw, rid: str, join: str, exchange: Exchange) -> Record | None:

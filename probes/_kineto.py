@@ -249,21 +249,21 @@ def self_times(start: Ints, end: Ints, parent: Ints) -> Ints:
     return np.asarray(np.maximum(own - inner, 0), np.int64)
 
 
-def last_visible(names: Sequence[str], name: Ints, parent: Ints, counts: Mask) -> Mask:
+def last_visible(names: Sequence[str], name: Ints, parent: Ints) -> Mask:
     """Bool per row: is this the last operator that can be seen on the way to the chip?
 
-    It is, when nothing that `counts` lies below it but bookkeeping (a matrix product first asks its arguments whether
-    they are conjugated: `aten::mm` has children, and still computes itself). Bookkeeping itself is, when nothing at
-    all lies below it. Operators in `COMPUTES` always are.
+    It is, when nothing lies below it but bookkeeping (a matrix product first asks its arguments whether they are
+    conjugated: `aten::mm` has children, and still computes itself). Bookkeeping itself is, when nothing at all lies
+    below it. Operators in `COMPUTES` always are. `parent` as `nest` gives it.
     """
     computes = np.fromiter((n in COMPUTES for n in names), np.bool_, len(names))[name]
     bookkeeping = np.fromiter((n in BOOKKEEPING for n in names), np.bool_, len(names))[name]
     has_any = np.zeros(len(name), np.bool_)
     has_work = np.zeros(len(name), np.bool_)
-    inside = counts & (parent >= 0)
+    inside = parent >= 0
     has_any[parent[inside]] = True
     has_work[parent[inside & ~bookkeeping]] = True
-    return np.asarray(counts & (computes | np.where(bookkeeping, ~has_any, ~has_work)), np.bool_)
+    return np.asarray(computes | np.where(bookkeeping, ~has_any, ~has_work), np.bool_)
 
 
 @dataclass(slots=True)

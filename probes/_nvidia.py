@@ -17,7 +17,8 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
-from tokentrace.probes._sensors import Condition, Found, Reading, SensorError, SensorInfo, Tried, now_ns
+from tokentrace.energy.device import Condition, Reading, SensorInfo
+from tokentrace.probes._sensors import Found, Sensor, SensorError, Tried, now_ns
 
 INSTALL = "pip install 'tokentrace[nvidia]'"
 #: Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h). Idle and chosen clocks do not hold a card back.
@@ -144,7 +145,7 @@ def providers() -> list[str]:
     return sorted(set(packages_distributions().get("pynvml", [])))
 
 
-class NvmlSensor:
+class NvmlSensor(Sensor):
     """One whole card. Raises SensorError when neither energy nor power can be read."""
 
     def __init__(self, pynvml: Any, index: int) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tokentrace.probe import Agent, Finding, LayerState, ProbeContext, ProbeUnavailable
+from tokentrace.model import Attributes
+from tokentrace.probe import Finding, LayerState, ProbeContext, ProbeUnavailable
 from tokentrace.probes import _kineto
+from tokentrace.probes._agent import FIX, AgentProbe, unseen_from_outside
+from tokentrace.probes._flops import flops
 from tokentrace.probes._kineto import Events, Ints, Mask
+from tokentrace.probes._request import our_id, window
 
 GROUP = "ops"
-FIX_AGENT = "trace a server of this machine with the agent in it: tokentrace run without --url, or tokentrace attach"
 _NO_EVENTS = "the profiler ran and recorded no operator of this request"
 _NO_RECORDING = "no recording came from the profiler"
 
@@ -43,40 +46,43 @@ class Host:
     own: Ints
 
 
-def arm(context: ProbeContext, layer: int) -> Agent:
-    """Start the profiler in the serving process. Raises ProbeUnavailable."""
-    agent = context.need_agent(FIX_AGENT)
-    if not context.deep:
-        raise ProbeUnavailable(
-            "the profiler slows the request down and runs in the deep pass only", fix="see the deep pass", layer=layer
-        )
-    agent.enable(GROUP, context.options.get("ops"))
-    return agent
+class OpsProbe(AgentProbe):
+    """A probe of the profiler's events. `context.options["ops"]` goes to the agent's group (steps, max_seconds)."""
 
+    def check(self, context: ProbeContext) -> Iterable[Finding]:
+        if context.agent is None:
+            return [unseen_from_outside(self.layer)]
+        facts = context.agent.facts()
+        versions = facts.get("versions")
+        torch = facts.get("torch") or (versions.get("torch") if isinstance(versions, dict) else None)
+        if not torch:
+            return [Finding(self.layer, "the serving process has not loaded torch",
+                            fix="use an engine that runs on torch", status="unknown")]  # fmt: skip
+        return [Finding(self.layer, f"torch.profiler {torch} can record the serving process")]
 
-def check(context: ProbeContext, layer: int) -> list[Finding]:
-    if context.agent is None:
-        return [Finding(layer, "cannot be seen from outside the serving process", fix=FIX_AGENT, status="unknown")]
-    facts = context.agent.facts()
-    versions = facts.get("versions")
-    torch = facts.get("torch") or (versions.get("torch") if isinstance(versions, dict) else None)
-    if not torch:
-        return [Finding(layer, "the serving process has not loaded torch", fix="use an engine that runs on torch",
-                        status="unknown")]  # fmt: skip
-    return [Finding(layer, f"torch.profiler {torch} can record the serving process")]
+    def arm(self, context: ProbeContext) -> None:
+        self.state = LayerState(self.layer)
+        agent = context.need_agent(FIX)
+        if not context.deep:
+            raise ProbeUnavailable(
+                "the profiler slows the request down and runs in the deep pass only",
+                fix="see the deep pass",
+                layer=self.layer,
+            )
+        self._enable(agent, GROUP, context.options.get("ops"))
 
 
 def steps(context: ProbeContext) -> list[Step]:
     """The engine's steps in time order; empty when its hooks did not run."""
     assert context.agent is not None
-    request = context.request_id or (context.exchange.response_id if context.exchange is not None else "")
+    raws = [raw for raw in context.agent.records("engine") if raw.name == "step"]
+    request = our_id(context, (str(rid) for raw in raws for rid in raw.data.get("reqs") or ()))
     found = []
-    for raw in context.agent.records("engine"):
-        if raw.name == "step":
-            served = raw.data.get("reqs") or {}
-            ours = not request or not served or request in served
-            key = f"step:{raw.process}:{raw.data.get('index')}"
-            found.append(Step(key, raw.process, raw.start_ns, raw.end_ns, ours))
+    for raw in raws:
+        served = raw.data.get("reqs") or {}
+        ours = not request or not served or request in served
+        key = f"step:{raw.process}:{raw.data.get('index')}"
+        found.append(Step(key, raw.process, raw.start_ns, raw.end_ns, ours))
     return sorted(found, key=lambda step: step.start_ns)
 
 
@@ -84,16 +90,14 @@ def events(context: ProbeContext, known: Sequence[Step], state: LayerState) -> l
     """The request's events, one Events a recording. Raises ProbeUnavailable with the reason when there is none; what
     the recording cost goes to `state.facts["profiler"]`.
     """
-    agent = context.need_agent(FIX_AGENT)
-    exchange = context.exchange
-    window = (exchange.start_ns, exchange.end_ns) if exchange is not None and exchange.end_ns else None
+    agent = context.need_agent(FIX)
     found, problems = [], []
     recordings = agent.columns(GROUP)
     for columns in recordings:
         problems += [str(columns.header[name]) for name in ("problem", "limited") if columns.header.get(name)]
         foreign = [s for s in known if s.process == columns.process and not s.ours]
         others = (np.array([s.start_ns for s in foreign], np.int64), np.array([s.end_ns for s in foreign], np.int64))
-        part = _kineto.from_columns(columns, window, others)
+        part = _kineto.from_columns(columns, window(context), others)
         state.facts.setdefault("profiler", []).append(_cost(part))
         if len(part):
             found.append(part)
@@ -111,6 +115,17 @@ def _cost(part: Events) -> dict[str, Any]:
     return {**{name: part.header[name] for name in kept if name in part.header}, "outside_request": part.outside}
 
 
+def shape_attributes(part: Events, name: int, shape: int) -> Attributes:
+    """An operator's input shapes and flops, as far as they are known; `name` and `shape` are codes of the part."""
+    if shape < 0:
+        return {}
+    attributes: Attributes = {"tokentrace.op.input_shapes": part.shapes[shape]}
+    count = flops(part.names[name], part.shapes[shape])
+    if count is not None:
+        attributes["tokentrace.op.flops"] = count
+    return attributes
+
+
 def on_device(found: Sequence[Events]) -> bool:
     """Did any device report work? Then the kernels themselves can be seen."""
     return any(bool(np.isin(part.kind, _kineto.DEVICE_KINDS).any()) for part in found)
@@ -125,5 +140,5 @@ def host(part: Events) -> Host:
     works = np.flatnonzero(operator | compiled)
     parent = _kineto.nest(start[works], end[works], thread[works])
     last = np.zeros(len(rows), np.bool_)
-    last[works] = _kineto.last_visible(part.names, part.name[rows][works], parent, np.ones(len(works), np.bool_))
+    last[works] = _kineto.last_visible(part.names, part.name[rows][works], parent)
     return Host(rows, operator, compiled, last & operator, own)

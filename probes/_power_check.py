@@ -1,12 +1,13 @@
-"""What doctor says about layer 1: which interfaces answer, which fields, and what holds a device back right now."""
+"""What the check of layer 1 says: which interfaces answer, which fields, and what holds a device back right now."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tokentrace.energy.device import SensorInfo
 from tokentrace.probe import Finding
 from tokentrace.probes import _nvidia
-from tokentrace.probes._sensors import Found, Sensor, SensorError, SensorInfo
+from tokentrace.probes._sensors import Found, Sensor, SensorError
 
 LAYER = 1
 

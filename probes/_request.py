@@ -20,7 +20,7 @@ def our_id(context: ProbeContext, known: Iterable[str] = ()) -> str:
         wanted.append(exchange.response_id)
         if context.agent is not None and exchange.traceparent:
             for raw in context.agent.records("http"):
-                if raw.data.get("traceparent") == exchange.traceparent:
+                if same_span(str(raw.data.get("traceparent", "")), exchange.traceparent):
                     wanted.append(str(raw.data.get("rid", "")))
     there = {one for one in known if one}
     for one in filter(None, wanted):
@@ -30,6 +30,12 @@ def our_id(context: ProbeContext, known: Iterable[str] = ()) -> str:
         if len(longer) == 1:
             return longer[0]
     return next(iter(there)) if len(there) == 1 else ""
+
+
+def same_span(theirs: str, ours: str) -> bool:
+    """Whether a server's traceparent names the span we sent. A proxy may have changed the flags, but not the ids."""
+    got, sent = theirs.split("-"), ours.split("-")
+    return len(got) >= 3 and len(sent) >= 3 and got[1:3] == sent[1:3]
 
 
 def window(context: ProbeContext) -> tuple[int, int]:

@@ -6,75 +6,33 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
+
+from tokentrace.energy.device import Condition, Log, Reading, SensorInfo
 
 #: Readings kept per sensor; at 20 ms each this is more than an hour. Beyond it every second one is dropped.
 MAX_READINGS = 200_000
+#: Where the kernel shows hardware monitors.
+HWMON = Path("/sys/class/hwmon")
 #: Failures in a row after which a sensor is left alone for the rest of the request.
 MAX_FAILURES = 10
 
 
-@dataclass(slots=True)
-class SensorInfo:
-    """One device as its vendor's interface describes it. What could not be read is None or "", never 0."""
-
-    id: str  # stable across restarts where the vendor offers that (UUID, PCI address, sysfs path)
-    type: str  # hw.type of OpenTelemetry: gpu, cpu, memory, enclosure
-    name: str
-    vendor: str
-    interface: str  # NVML, AMD SMI, hwmon, RAPL
-    model: str = ""
-    driver_version: str = ""
-    method: str = "counter"  # counter or integration
-    scope: str = "whole card"
-    resolution_joules: float = 0.0
-    wrap_joules: float | None = None
-    assumed_period_ns: int = 100_000_000
-    averaging_ns: int = 0
-    poll_ns: int = 20_000_000
-    cap_w: float | None = None  # the limit in force
-    cap_requested_w: float | None = None  # the limit that was asked for, where it is kept apart
-    max_clock_mhz: float | None = None
-    part_of: str = ""  # id of the sensor whose energy includes this one's: never add the two
-    mig: bool | None = None
-    mig_slices: int | None = None
-    pids: frozenset[int] | None = None  # processes that compute on it, None when the vendor does not say
-    fields: dict[str, str] = field(default_factory=dict)  # what can be read: name -> "yes" or why not
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Reading:
-    """One look at a sensor. `time_ns` is the middle of the call, on this process's clock."""
-
-    time_ns: int
-    joules: float | None = None  # the total counter, since an arbitrary zero
-    watts: float | None = None
-
-
-@dataclass(slots=True)
-class Condition:
-    """The device's state beside its power, read less often."""
-
-    time_ns: int
-    temperature_c: float | None = None
-    clock_mhz: float | None = None
-    utilization: float | None = None  # 0..1: share of the vendor's own window with any kernel resident, not work done
-    throttle: tuple[str, ...] | None = None  # None: not known; (): not held back
-    throttled_ns: dict[str, int] = field(default_factory=dict)  # counters by cause, since an arbitrary zero
-
-
 class Sensor(Protocol):
-    """A device. `read` and `condition` may raise OSError or SensorError; they are called from one thread only."""
+    """A device. Its methods may raise OSError or SensorError; they are called from one thread only."""
 
     info: SensorInfo
 
     def read(self) -> Reading: ...
 
-    def condition(self) -> Condition: ...
+    def condition(self) -> Condition:
+        """Here for sensors that tell nothing beside their power."""
+        return Condition(now_ns())
 
     def history(self) -> list[tuple[int, float]]:
         """Samples (time_ns, watts) the driver kept by itself, oldest first; empty where there is no such buffer."""
+        return []
 
 
 class SensorError(Exception):
@@ -100,22 +58,28 @@ class Found:
     close: Callable[[], None] | None = None
 
 
-@dataclass(slots=True)
-class Log:
-    """Everything one sensor said during one request."""
-
-    info: SensorInfo
-    readings: list[Reading] = field(default_factory=list)
-    conditions: list[Condition] = field(default_factory=list)
-    history: list[tuple[int, float]] = field(default_factory=list)
-    failures: int = 0
-    zeros: int = 0  # readings of exactly 0 W: a busy sensor's answer, not a measurement
-    error: str = ""
-    dead: bool = False
-
-
 def now_ns() -> int:
     return time.time_ns()
+
+
+def text_in(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace").strip()
+
+
+def number_in(path: Path) -> float:
+    """The number in a sysfs file. Raises OSError, or SensorError when it holds something else."""
+    text = text_in(path)
+    try:
+        return float(text)
+    except ValueError as error:
+        raise SensorError(f"{path} holds {text[:40]!r}, not a number") from error
+
+
+def number_if_any(path: Path) -> float | None:
+    try:
+        return number_in(path)
+    except (OSError, SensorError):
+        return None
 
 
 class Sampler:

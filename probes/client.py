@@ -11,17 +11,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tokentrace.errors import ProbeUnavailable
-from tokentrace.exchange import Exchange
+from tokentrace.exchange import TOKEN_KINDS, Exchange
 from tokentrace.model import DOWN, KIND_CLIENT, STATUS_ERROR, STATUS_UNSET, UP, Event, Record
 from tokentrace.probe import Finding, LayerState, ProbeContext
+from tokentrace.probes._agent import AgentProbe
 from tokentrace.probes._http_server import server_side
+from tokentrace.probes._text import SHOWN, prompt_of, quote
 
 LAYER = 8
 GROUP = "http"
-_TOKEN_KINDS = ("content", "reasoning", "tool")
 #: Events kept one by one on the chat span; a longer reply keeps its first ones, and says how many there were.
 _MAX_EVENTS = 8_192
-_SHOWN = 60
 #: Host name endings by the provider names of the OpenTelemetry conventions.
 _PROVIDERS = {
     "openai.azure.com": "azure.ai.openai", "services.ai.azure.com": "azure.ai.inference", "openai.com": "openai",
@@ -32,14 +32,13 @@ _PROVIDERS = {
 }  # fmt: skip
 
 
-class ClientProbe:
+class ClientProbe(AgentProbe):
     """Phases, chunks and tokens of one exchange; with the agent, also parsing and writing inside the server."""
 
     layer = LAYER
 
     def __init__(self) -> None:
-        self.state = LayerState(LAYER)
-        self._armed = False
+        super().__init__()
         self._server_side = ""  # why the server's own side cannot be seen
 
     def check(self, context: ProbeContext) -> Iterable[Finding]:
@@ -54,17 +53,10 @@ class ClientProbe:
             self._server_side = "there is no agent in the server"
             return
         try:
-            context.agent.enable(GROUP)
-            self._armed = True
+            self._enable(context.agent, GROUP)
         except ProbeUnavailable as error:
             # The client's own side needs no agent.
             self._server_side = str(error)
-        self._agent = context.agent
-
-    def disarm(self) -> None:
-        if self._armed:
-            self._armed = False
-            self._agent.disable(GROUP)
 
     def collect(self, context: ProbeContext) -> Iterable[Record]:
         exchange = context.exchange
@@ -155,8 +147,8 @@ def _chat_attributes(x: Exchange) -> Iterator[tuple[str, Any]]:
         yield "network.protocol.version", x.http_version
     if x.attempts > 1:
         yield "http.request.resend_count", x.attempts - 1
-    yield "tokentrace.form.in", _quote(_prompt(x))
-    yield "tokentrace.form.out", _quote(x.text or x.reasoning)
+    yield "tokentrace.form.in", quote(prompt_of(x.request))
+    yield "tokentrace.form.out", quote(x.text or x.reasoning)
     yield "tokentrace.stream.chunks", len(x.token_times_ns)
     yield "tokentrace.stream.keepalives", x.keepalives
     yield "tokentrace.complete", x.complete
@@ -176,7 +168,7 @@ def _chat_attributes(x: Exchange) -> Iterator[tuple[str, Any]]:
 def _events(x: Exchange) -> Iterator[Event]:
     index = -1
     for chunk in x.chunks[:_MAX_EVENTS]:
-        if chunk.kind in _TOKEN_KINDS and chunk.choice == 0:
+        if chunk.kind in TOKEN_KINDS and chunk.choice == 0:
             index += 1
             yield Event(
                 "tokentrace.token",
@@ -206,13 +198,13 @@ def _phases(x: Exchange) -> Iterator[Record]:
     for index, phase in enumerate(x.phases):
         attributes = dict(phase.attributes)
         if index == last:
-            attributes["tokentrace.form.in"] = _quote(_prompt(x))
+            attributes["tokentrace.form.in"] = quote(prompt_of(x.request))
             attributes["tokentrace.form.out"] = f"HTTP body, {x.request_bytes} bytes {_body(x)}"
             attributes["http.request.body.size"] = x.request_bytes
         elif phase.name == "stream":
             kind = f"{len(x.token_times_ns)} SSE chunks" if x.streamed else "HTTP body"
             attributes["tokentrace.form.in"] = f"{kind}, {x.response_bytes} bytes"
-            attributes["tokentrace.form.out"] = _quote(x.text or x.reasoning)
+            attributes["tokentrace.form.out"] = quote(x.text or x.reasoning)
         failed = "error.type" in attributes and x.error is not None
         yield Record(
             phase.name,
@@ -236,23 +228,6 @@ def _provider(host: str) -> str:
     return "openai_compatible"
 
 
-def _prompt(x: Exchange) -> str:
-    """The last text of the user's."""
-    for message in reversed(x.request.get("messages") or []):
-        if isinstance(message, dict) and message.get("role") == "user":
-            content = message.get("content", "")
-            if isinstance(content, list):
-                return " ".join(str(p.get("text", "")) for p in content if isinstance(p, dict))
-            return str(content)
-    return ""
-
-
 def _body(x: Exchange) -> str:
     text = json.dumps(x.request, ensure_ascii=False, separators=(",", ":"), default=str)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
-
-
-def _quote(text: str) -> str:
-    """In quotes, on one line, shortened."""
-    shown = text[:_SHOWN].replace("\n", "\\n").replace("\r", "\\r")
-    return f'"{shown}{"…" if len(text) > _SHOWN else ""}"'
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"

@@ -10,44 +10,35 @@ saved, as the compiler reckons it), .function, .reason (why it recompiled, faile
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tokentrace.model import Attributes, Record
-from tokentrace.probe import Agent, Finding, LayerState, ProbeContext, Raw
+from tokentrace.probe import Finding, LayerState, ProbeContext, Raw
+from tokentrace.probes._agent import FIX, AgentProbe, unseen_from_outside
 from tokentrace.probes._caches import VARIABLES, CacheFolder, cache_folders
+from tokentrace.probes._request import window
 
 LAYER = 2
 GROUP = "jit"
-FIX = "trace a server of this machine with the agent in it: tokentrace run without --url, or tokentrace attach"
 _FOLDER_OF = {"inductor": "inductor", "aot_autograd": "inductor", "cpp": "inductor", "triton": "triton"}
 _REASONS = ("recompile_reason", "fail_reason", "cache_bypass_reason")
 
 
-class JitProbe:
+class JitProbe(AgentProbe):
     """See the module's docstring."""
 
     layer = LAYER
 
-    def __init__(self) -> None:
-        self.state = LayerState(LAYER)
-        self._agent: Agent | None = None
-
     def check(self, context: ProbeContext) -> Iterable[Finding]:
         if context.agent is None:
-            return [Finding(LAYER, "cannot be seen from outside the serving process", fix=FIX, status="unknown")]
+            return [unseen_from_outside(LAYER)]
         return [cache_finding(folder) for folder in _folders(context, {})]
 
     def arm(self, context: ProbeContext) -> None:
         self.state = LayerState(LAYER)
-        agent = context.need_agent(FIX)
-        self._agent = agent
-        agent.enable(GROUP, {"variables": VARIABLES})
-
-    def disarm(self) -> None:
-        if self._agent is not None:
-            self._agent.disable(GROUP)
-            self._agent = None
+        self._enable(context.need_agent(FIX), GROUP, {"variables": VARIABLES})
 
     def collect(self, context: ProbeContext) -> Iterable[Record]:
         agent = context.need_agent(FIX)
@@ -56,7 +47,8 @@ class JitProbe:
             header.update(columns.header)
         folders = _folders(context, header.get("environment") or {})
         where = {folder.compiler: folder.path for folder in folders}
-        raws = [raw for raw in agent.records(GROUP) if _during(context, raw)]
+        first, last = window(context)
+        raws = [raw for raw in agent.records(GROUP) if raw.start_ns < last and raw.end_ns >= first]
         records = [record for raw in raws if (record := _record(raw, where)) is not None]
         self._conclude(context, raws, header)
         self.state.facts["caches"] = [folder.as_dict() for folder in folders]
@@ -99,17 +91,8 @@ def _says_compiled(context: ProbeContext) -> bool:
     return context.agent is not None and bool(context.agent.facts().get("compile"))
 
 
-def _during(context: ProbeContext, raw: Raw) -> bool:
-    exchange = context.exchange
-    if exchange is None or not exchange.end_ns:
-        return True
-    return raw.start_ns < exchange.end_ns and raw.end_ns >= exchange.start_ns
-
-
 def _folders(context: ProbeContext, environment: Mapping[str, str]) -> list[CacheFolder]:
     """The caches of the serving process: with its environment as the agent told it, else as this process has it."""
-    import os
-
     if environment:
         return cache_folders(environment)
     return cache_folders({name: os.environ[name] for name in VARIABLES if name in os.environ})
@@ -144,7 +127,7 @@ def _record(raw: Raw, where: Mapping[str, str]) -> Record | None:
         return None
     return Record(
         name, LAYER, raw.start_ns, raw.end_ns, attributes, process=raw.process, thread=raw.thread, join="time"
-    )  # fmt: skip
+    )
 
 
 _VOLATILE = {

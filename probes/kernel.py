@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 
 from tokentrace.model import Attributes, Record
-from tokentrace.probe import Agent, Finding, LayerState, ProbeContext
+from tokentrace.probe import ProbeContext
 from tokentrace.probes import _kineto, _ops
-from tokentrace.probes._flops import flops
 from tokentrace.probes._kineto import Events, Launches
 
 LAYER = 3
@@ -37,26 +36,10 @@ NO_KERNELS_FIX = (
 )
 
 
-class KernelProbe:
-    """See the module's docstring. `context.options["ops"]` goes to the agent's group (steps, max_seconds)."""
+class KernelProbe(_ops.OpsProbe):
+    """See the module's docstring."""
 
     layer = LAYER
-
-    def __init__(self) -> None:
-        self.state = LayerState(LAYER)
-        self._agent: Agent | None = None
-
-    def check(self, context: ProbeContext) -> Iterable[Finding]:
-        return _ops.check(context, LAYER)
-
-    def arm(self, context: ProbeContext) -> None:
-        self.state = LayerState(LAYER)
-        self._agent = _ops.arm(context, LAYER)
-
-    def disarm(self) -> None:
-        if self._agent is not None:
-            self._agent.disable(_ops.GROUP)
-            self._agent = None
 
     def collect(self, context: ProbeContext) -> Iterable[Record]:
         steps = _ops.steps(context)
@@ -97,7 +80,6 @@ def _cpu_records(part: Events, host: _ops.Host) -> list[Record]:
     rows = host.rows[which]
     labels = [f"leaf {name}" for name in part.names]
     kernels = [f"kernel {name}" for name in part.names]
-    counts: dict[tuple[int, int], int | None] = {}
     records = []
     for name, shape, start, end, thread, compiled in zip(
         *(a.tolist() for a in (part.name[rows], part.shape[rows], part.start[rows], part.end[rows], part.thread[rows])),
@@ -108,14 +90,8 @@ def _cpu_records(part: Events, host: _ops.Host) -> list[Record]:
             "tokentrace.kernel.name": part.names[name],
             "tokentrace.kernel.kind": "compiled C++ kernel" if compiled else "leaf operator",
             "tokentrace.duration_ns": end - start,
+            **_ops.shape_attributes(part, name, shape),
         }
-        if shape >= 0:
-            attributes["tokentrace.op.input_shapes"] = part.shapes[shape]
-            if (name, shape) not in counts:
-                counts[name, shape] = flops(part.names[name], part.shapes[shape])
-            count = counts[name, shape]
-            if count is not None:
-                attributes["tokentrace.op.flops"] = count
         label = kernels[name] if compiled else labels[name]
         records.append(Record(label, LAYER, start, end, attributes, "", part.process, thread, join="time"))
     return records
@@ -125,7 +101,7 @@ class _Parents:
     """Which step a kernel belongs to: the one in which it ran if there is one, else the one that launched it."""
 
     def __init__(self, steps: Sequence[_ops.Step], request: str) -> None:
-        self._request = request
+        self.request = request
         self._steps: dict[str, list[_ops.Step]] = {}
         for step in steps:
             if step.ours:
@@ -189,7 +165,7 @@ def _device_records(part: Events, parents: _Parents, facts: dict[str, Any]) -> l
                 attributes,
                 process=part.process,
                 parent_key=parent,
-                request="" if parent else parents._request,
+                request="" if parent else parents.request,
                 link_keys=links,
                 join="correlation_id" if call >= 0 else "time",
                 flow=True,

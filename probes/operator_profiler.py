@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tokentrace.model import Attributes, Record
-from tokentrace.probe import Agent, Finding, LayerState, ProbeContext
+from tokentrace.probe import ProbeContext
 from tokentrace.probes import _kineto, _ops
 from tokentrace.probes._flops import flops
 from tokentrace.probes._kineto import Events
@@ -25,26 +25,10 @@ from tokentrace.probes._kineto import Events
 LAYER = 4
 
 
-class OperatorProfilerProbe:
-    """See the module's docstring. `context.options["ops"]` goes to the agent's group (steps, max_seconds)."""
+class OperatorProfilerProbe(_ops.OpsProbe):
+    """See the module's docstring."""
 
     layer = LAYER
-
-    def __init__(self) -> None:
-        self.state = LayerState(LAYER)
-        self._agent: Agent | None = None
-
-    def check(self, context: ProbeContext) -> Iterable[Finding]:
-        return _ops.check(context, LAYER)
-
-    def arm(self, context: ProbeContext) -> None:
-        self.state = LayerState(LAYER)
-        self._agent = _ops.arm(context, LAYER)
-
-    def disarm(self) -> None:
-        if self._agent is not None:
-            self._agent.disable(_ops.GROUP)
-            self._agent = None
 
     def collect(self, context: ProbeContext) -> Iterable[Record]:
         found = _ops.events(context, _ops.steps(context), self.state)
@@ -71,9 +55,7 @@ class OperatorProfilerProbe:
 
 def _records(part: Events, host: _ops.Host, which: _kineto.Ints) -> list[Record]:
     rows = host.rows[which]
-    counts = _Flops(part)
-    process = part.process
-    names, shapes = part.names, part.shapes
+    process, names = part.process, part.names
     labels = [n if _kineto.is_operator(n) else f"op {n}" for n in names]
     records = []
     columns: Sequence[list[int]] = [
@@ -81,29 +63,13 @@ def _records(part: Events, host: _ops.Host, which: _kineto.Ints) -> list[Record]
                              host.own[which])
     ]  # fmt: skip
     for name, shape, start, end, thread, own in zip(*columns, strict=True):
-        attributes: Attributes = {"tokentrace.op.name": names[name], "tokentrace.op.self_ns": own}
-        if shape >= 0:
-            attributes["tokentrace.op.input_shapes"] = shapes[shape]
-            count = counts[name, shape]
-            if count is not None:
-                attributes["tokentrace.op.flops"] = count
-        records.append(
-            Record(labels[name], LAYER, start, end, attributes, "", process, thread, join="time")
-        )  # fmt: skip
+        attributes: Attributes = {
+            "tokentrace.op.name": names[name],
+            "tokentrace.op.self_ns": own,
+            **_ops.shape_attributes(part, name, shape),
+        }
+        records.append(Record(labels[name], LAYER, start, end, attributes, "", process, thread, join="time"))
     return records
-
-
-class _Flops(dict[tuple[int, int], "int | None"]):
-    """(name code, shape code) -> flops, worked out once for each pair."""
-
-    def __init__(self, part: Events) -> None:
-        super().__init__()
-        self._part = part
-
-    def __missing__(self, pair: tuple[int, int]) -> int | None:
-        count = flops(self._part.names[pair[0]], self._part.shapes[pair[1]])
-        self[pair] = count
-        return count
 
 
 def _count(table: dict[str, dict[str, Any]], part: Events, host: _ops.Host) -> None:
@@ -112,7 +78,6 @@ def _count(table: dict[str, dict[str, Any]], part: Events, host: _ops.Host) -> N
     rows = host.rows[which]
     name, shape = part.name[rows], part.shape[rows]
     took = part.end[rows] - part.start[rows]
-    counts = _Flops(part)
     for code in np.unique(name).tolist():
         mine = name == code
         row = table.setdefault(
@@ -123,7 +88,7 @@ def _count(table: dict[str, dict[str, Any]], part: Events, host: _ops.Host) -> N
         row["self_ns"] += int(host.own[which][mine].sum())
         seen, repeats = np.unique(shape[mine & (shape >= 0)], return_counts=True)
         for one, times in zip(seen.tolist(), repeats.tolist(), strict=True):
-            count = counts[code, one]
+            count = flops(part.names[code], part.shapes[one])
             if count is not None:
                 row["flops"] = (row["flops"] or 0) + count * times
 

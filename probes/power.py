@@ -11,13 +11,14 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from ipaddress import ip_address
 
+from tokentrace.energy.device import Log, device_record
 from tokentrace.model import Record
 from tokentrace.probe import Finding, LayerState, ProbeContext, ProbeUnavailable
 from tokentrace.probes import _amd, _cpu, _nvidia
 from tokentrace.probes._cpu import CpuWatch
 from tokentrace.probes._power_check import findings
-from tokentrace.probes._power_report import cpu_record, device_record, split_of, tokens_of, window_of
-from tokentrace.probes._sensors import Found, Log, Sampler, Sensor, Tried, now_ns
+from tokentrace.probes._power_report import cpu_record, split_of, tokens_of, window_of
+from tokentrace.probes._sensors import Found, Sampler, Sensor, Tried, now_ns
 
 LAYER = 1
 NO_SENSOR_FIX = (
@@ -87,7 +88,7 @@ class PowerProbe:
             where = address or "an unknown address"
             raise ProbeUnavailable(
                 f"the server runs on another machine ({where}), its power cannot be seen from here",
-                fix="run tokentrace attach on that machine",
+                fix="run tokentrace on that machine",
                 layer=LAYER,
             )
         window = window_of(context.exchange, self._armed_ns, self._disarmed_ns or now_ns())

@@ -4,20 +4,22 @@ From inside (the agent's group "engine"): submission, waiting, each step with it
 From outside: the server's /metrics before and after the request. What it counts is everybody's: the figures are this
 request's own only when it was the only one that ended in between, and the span says which of the two it is.
 
-`state.facts`: from inside steps, prefill_steps, decode_steps, queue_wait_ns, shared_steps, preempted; from outside
-engines (each with running, waiting, kv_usage and the means), findings (sentences).
+`state.facts`: from inside steps, prefill_steps, decode_steps, mixed_steps, shared_steps, queue_wait_ns, finish_reason;
+from outside engines (each with running, waiting, kv_usage, the means and the counts), findings (sentences).
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tokentrace.errors import EndpointError
 from tokentrace.model import DOWN, UP, Attributes, Record
-from tokentrace.probe import Agent, Finding, LayerState, ProbeContext, ProbeUnavailable, Raw, Server
+from tokentrace.probe import Finding, LayerState, ProbeContext, ProbeUnavailable, Raw, Server
 from tokentrace.probes import _metrics
+from tokentrace.probes._agent import AgentProbe
 from tokentrace.probes._request import our_id
 
 LAYER = 6
@@ -28,14 +30,13 @@ _NAMES = {"wait": "queue wait", "prepare": "prepare batch", "update": "update ba
 _COUNTED_S = 0.5
 
 
-class QueueProbe:
+class QueueProbe(AgentProbe):
     """See the module's docstring."""
 
     layer = LAYER
 
     def __init__(self) -> None:
-        self.state = LayerState(LAYER)
-        self._agent: Agent | None = None
+        super().__init__()
         self._before: list[_metrics.Engine] | None = None
         self._unread: ProbeUnavailable | None = None
 
@@ -56,18 +57,12 @@ class QueueProbe:
         self.state = LayerState(LAYER)
         self._before = self._unread = None
         if context.agent is not None:
-            context.agent.enable(GROUP)
-            self._agent = context.agent
+            self._enable(context.agent, GROUP)
         elif context.server is not None:
             try:
                 self._before = _read(context.server)
             except ProbeUnavailable as error:
                 self._unread = error  # told by collect: the request itself is not touched by this
-
-    def disarm(self) -> None:
-        if self._agent is not None:
-            self._agent.disable(GROUP)
-            self._agent = None
 
     def collect(self, context: ProbeContext) -> Iterable[Record]:
         if context.agent is None:
@@ -220,8 +215,6 @@ def _read(server: Server) -> list[_metrics.Engine]:
 
 
 def _version(server: Server) -> str:
-    import json
-
     try:
         told = json.loads(server.get_text("/version"))
     except (EndpointError, ValueError):

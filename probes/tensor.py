@@ -16,53 +16,37 @@ from typing import Any
 
 from tokentrace.model import DOWN, UP, Attributes, Record
 from tokentrace.probe import Agent, Columns, Finding, LayerState, ProbeContext, ProbeUnavailable, Raw
+from tokentrace.probes._agent import FIX, AgentProbe, unseen_from_outside
 from tokentrace.probes._request import our_id, window
 
 LAYER = 5
 LIGHT, DEEP = "model", "modules"
-FIX = "trace a server of this machine with the agent in it: tokentrace run without --url, or tokentrace attach"
 #: Parts on the way from the chip to the text; everything before them is on the way down.
 _UP = frozenset(("lm_head",))
 
 
-class TensorProbe:
+class TensorProbe(AgentProbe):
     """See the module's docstring."""
 
     layer = LAYER
 
-    def __init__(self) -> None:
-        self.state = LayerState(LAYER)
-        self._agent: Agent | None = None
-        self._on: list[str] = []
-
     def check(self, context: ProbeContext) -> Iterable[Finding]:
         if context.agent is None:
-            return [Finding(LAYER, "cannot be seen from outside the serving process", fix=FIX, status="unknown")]
+            return [unseen_from_outside(LAYER)]
         facts = context.agent.facts()
         what = f"{facts.get('model_class') or 'the model'} on {facts.get('device') or 'an unknown device'}"
         return [Finding(LAYER, f"{what} can be seen through the agent")]
 
     def arm(self, context: ProbeContext) -> None:
         self.state = LayerState(LAYER)
-        self._agent, self._on = context.need_agent(FIX), []
-        self._enable(LIGHT)
+        agent = context.need_agent(FIX)
+        self._enable(agent, LIGHT)
         if context.deep:
             try:
-                self._enable(DEEP)
+                self._enable(agent, DEEP)
             except ProbeUnavailable as error:
                 # The forward pass as a whole is still seen.
                 self.state.reason, self.state.fix = f"parts of the model are not seen: {error}", error.fix
-
-    def _enable(self, group: str) -> None:
-        assert self._agent is not None
-        self._agent.enable(group)
-        self._on.append(group)
-
-    def disarm(self) -> None:
-        for group in reversed(self._on):
-            assert self._agent is not None
-            self._agent.disable(group)
-        self._on = []
 
     def collect(self, context: ProbeContext) -> Iterable[Record]:
         agent = context.need_agent(FIX)

@@ -16,26 +16,23 @@ from typing import Any
 from tokentrace.errors import EndpointError
 from tokentrace.exchange import Exchange
 from tokentrace.model import DOWN, UP, Attributes, Record
-from tokentrace.probe import Agent, Finding, LayerState, ProbeContext, ProbeUnavailable, Raw, Server
+from tokentrace.probe import Finding, LayerState, ProbeContext, ProbeUnavailable, Raw, Server
+from tokentrace.probes._agent import AgentProbe
 from tokentrace.probes._request import our_id
+from tokentrace.probes._text import prompt_of, quote
 
 LAYER = 7
 GROUP = "tokenizer"
 FIX = "use a server with the agent in it (tokentrace run without --url), or one that offers /tokenize (vLLM, SGLang)"
 _FIRST, _LAST = 16, 8
-_SHOWN = 60  # characters
 _NAMES = {"template": "chat template"}
 _FUNCTIONS = {"template": "Tokenizer.render", "encode": "Tokenizer.encode", "decode": "Detokenizer.step"}
 
 
-class TokenizerProbe:
+class TokenizerProbe(AgentProbe):
     """See the module's docstring. Option `with_text`: keep texts in any mode, not only with the local engine."""
 
     layer = LAYER
-
-    def __init__(self) -> None:
-        self.state = LayerState(LAYER)
-        self._agent: Agent | None = None
 
     def check(self, context: ProbeContext) -> Iterable[Finding]:
         if context.agent is not None:
@@ -50,13 +47,7 @@ class TokenizerProbe:
         self.state = LayerState(LAYER)
         if context.agent is not None:
             text = context.mode == "local" or bool(context.options.get("with_text"))
-            context.agent.enable(GROUP, {"text": text})
-            self._agent = context.agent
-
-    def disarm(self) -> None:
-        if self._agent is not None:
-            self._agent.disable(GROUP)
-            self._agent = None
+            self._enable(context.agent, GROUP, {"text": text})
 
     def collect(self, context: ProbeContext) -> Iterable[Record]:
         if context.agent is None:
@@ -207,21 +198,3 @@ def ids_text(ids: Sequence[int], count: int) -> str:
     """31 ids [1, 9690, 198, …]"""
     shown = ", ".join(map(str, ids[:3]))
     return f"{count} id{'s' * (count != 1)} [{shown}{', …' if count > 3 else ''}]"
-
-
-def prompt_of(request: Mapping[str, Any]) -> str:
-    """What the user said last; of content in parts the texts."""
-    for message in reversed(request.get("messages") or ()):
-        if isinstance(message, Mapping) and message.get("role") == "user":
-            content = message.get("content")
-            if isinstance(content, list):
-                return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-            return str(content or "")
-    prompt = request.get("prompt")
-    return prompt if isinstance(prompt, str) else ""
-
-
-def quote(text: str) -> str:
-    """In quotation marks, cut, on one line."""
-    line = text.replace("\n", "\\n")
-    return f'"{line[:_SHOWN]}…"' if len(line) > _SHOWN else f'"{line}"'

@@ -31,10 +31,10 @@ def run(prompt: str, *, url: str | None = None, save: bool = False, once: bool =
 
     asked = {k: settings.pop(k) for k in ("system", "max_tokens", "temperature") if k in settings}
     endpoint = resolve(url, **settings)
-    model = None if endpoint is not None else settings.get("model")
-    done = workflow.run(
-        Ask(prompt, **asked), workflow.Settings(endpoint, model, once=once, save=save), workflow.quiet()
-    )
+    where = workflow.Settings(endpoint, once=once, save=save)
+    if endpoint is None:
+        where.model, where.timeout_s = settings.get("model"), settings.get("timeout_s")
+    done = workflow.run(Ask(prompt, **asked), where, workflow.Quiet())
     if done.error is not None:
         raise done.error
     done.trace.meta["report"] = done.report.to_json()

@@ -70,3 +70,8 @@ class EndpointError(TokentraceError):
 
 class ExportError(TokentraceError):
     """Spans were produced but not all of them arrived."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says, or the name of its type when it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

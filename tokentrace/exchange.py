@@ -8,8 +8,8 @@ from typing import Any
 
 from tokentrace.errors import EndpointError
 
-#: Kinds of things that arrive on a stream. Only content, reasoning and tool carry tokens.
-CHUNK_KINDS = ("role", "content", "reasoning", "tool", "finish", "usage", "keepalive", "error", "done", "other")
+#: The kinds of chunks that carry tokens.
+TOKEN_KINDS = ("content", "reasoning", "tool")
 
 
 @dataclass(slots=True)
@@ -24,7 +24,10 @@ class Phase:
 
 @dataclass(slots=True)
 class Chunk:
-    """One server-sent event (or comment) and when its last byte arrived."""
+    """One server-sent event (or comment) and when its last byte arrived.
+
+    `kind`: role, content, reasoning, tool, finish, usage, keepalive, error, done or other.
+    """
 
     time_ns: int
     kind: str
@@ -65,7 +68,6 @@ class Exchange:
     chunks: list[Chunk] = field(default_factory=list)
     status_code: int = 0
     http_version: str = ""
-    content_type: str = ""
     response_headers: dict[str, str] = field(default_factory=dict)
     response_bytes: int = 0
     response_id: str = ""
@@ -91,7 +93,7 @@ class Exchange:
     @property
     def token_times_ns(self) -> list[int]:
         """Arrival of each chunk that carries content of the first choice (a chunk may hold several tokens)."""
-        return [c.time_ns for c in self.chunks if c.kind in ("content", "reasoning", "tool") and c.choice == 0]
+        return [c.time_ns for c in self.chunks if c.kind in TOKEN_KINDS and c.choice == 0]
 
     @property
     def ttft_ns(self) -> int | None:

@@ -138,8 +138,9 @@ class Report:
         """The report that `to_json` gave, for instance out of a saved run. Raises ValueError for anything else."""
         import msgspec
 
-        if value.get("schema") != SCHEMA:
-            raise ValueError(f"this report has schema {value.get('schema')!r}, this version reads {SCHEMA!r}")
+        schema = value.get("schema") if isinstance(value, Mapping) else None
+        if schema != SCHEMA:
+            raise ValueError(f"this report has schema {schema!r}, this version reads {SCHEMA!r}")
         try:
             return msgspec.convert(dict(value), cls)
         except msgspec.ValidationError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tokentrace.errors import UsageError
 
@@ -31,8 +31,6 @@ def save(trace: Trace, folded: Trace, report: Report, out: Path | None = None) -
 
     Raises UsageError when the folder cannot be written.
     """
-    import orjson
-
     from tokentrace import emit
 
     name = time.strftime("%Y%m%d-%H%M%S") + "-" + trace.trace_id_hex[:8]
@@ -44,22 +42,38 @@ def save(trace: Trace, folded: Trace, report: Report, out: Path | None = None) -
         if folded is not trace:
             emit.save(trace, run / DETAIL)
             report.files.append(str(run / DETAIL))
-        (run / REPORT).write_bytes(orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2))
     except OSError as error:
-        raise UsageError(f"{run} cannot be written: {error.strerror}", fix="give another folder with --out") from error
+        raise _unwritable(run, error) from error
+    save_report(report, run)
     return run
 
 
-def entries() -> list[tuple[str, dict[str, Any]]]:
+def save_report(report: Report, run: Path) -> None:
+    """Write the report of a run, or write it again. Raises UsageError when the folder cannot be written."""
+    import orjson
+
+    try:
+        (run / REPORT).write_bytes(orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2))
+    except OSError as error:
+        raise _unwritable(run, error) from error
+
+
+def _unwritable(run: Path, error: OSError) -> UsageError:
+    return UsageError(f"{run} cannot be written: {error.strerror}", fix="give another folder with --out")
+
+
+def entries() -> list[tuple[str, Report]]:
     """(name, report) of every run, oldest first. A run without a readable report is left out."""
     import orjson
+
+    from tokentrace.report import Report
 
     found = []
     root = folder()
     for path in sorted(root.iterdir()) if root.is_dir() else ():
         try:
-            found.append((path.name, orjson.loads((path / REPORT).read_bytes())))
-        except (OSError, orjson.JSONDecodeError):
+            found.append((path.name, Report.from_json(orjson.loads((path / REPORT).read_bytes()))))
+        except (OSError, ValueError):
             continue
     return found
 
@@ -81,8 +95,15 @@ def find(name: str | None) -> Path:
         raise UsageError("there is no saved run", fix='make one: tokentrace run "Hi"')
     if not name:
         return root / names[-1] / TRACE
+    # The end of a name is its trace id's beginning, which is what people copy.
     fitting = [one for one in names if one == name or one.startswith(name) or one.endswith(name)]
     if len(fitting) != 1:
         what = "no run is" if not fitting else f"{len(fitting)} runs are"
         raise UsageError(f"{what} called {name!r}", fix="see tokentrace list")
     return root / fitting[0] / TRACE
+
+
+def whole(path: Path) -> Path:
+    """The file with every span of the run that `path` is the trace of; `path` itself when nothing was folded."""
+    detail = path.with_name(DETAIL)
+    return detail if path.name == TRACE and detail.is_file() else path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from tokentrace.agent_client import AgentClient
 from tokentrace.client.settings import Endpoint
 from tokentrace.errors import EngineError, ProbeUnavailable, TokentraceError
 from tokentrace.exchange import Exchange
+from tokentrace.host import this_host
 from tokentrace.layers import by_number
 from tokentrace.model import IdSource, Process, Record, Trace
 from tokentrace.probe import LayerState, Probe, ProbeContext
@@ -90,7 +90,8 @@ def run_passes(
         context.options.setdefault("pids", [agent.facts().get("pid")] if agent is not None else [])
         ui.progress(f"{name} pass" if len(passes) > 1 else "request")
         try:
-            one = _one_pass(ask, endpoint, context, trace_id, ids.span_id(), ui if not exchanges else _Silent(ui))
+            shown = ui if not exchanges else _WithoutText(ui)
+            one = _one_pass(ask, endpoint, context, agent, trace_id, ids.span_id(), shown)
         except EngineError as error:  # the engine went away between two passes
             outcome_error = (failure() if failure is not None else None) or error
             if not done:
@@ -102,7 +103,7 @@ def run_passes(
         if one.exchange.error is not None:
             outcome_error = (failure() if failure is not None else None) or one.exchange.error
             break
-        if "interrupted" in one.exchange.notes:
+        if one.exchange.interrupted:
             interrupted = True
             break
     trace = stitch(
@@ -124,7 +125,7 @@ def run_passes(
     return Outcome(trace, exchanges, outcome_error, interrupted)
 
 
-class _Silent:
+class _WithoutText:
     """The reply is shown once; later passes give the same one."""
 
     def __init__(self, ui: Ui) -> None:
@@ -145,17 +146,25 @@ def _server(endpoint: Endpoint, mode: str) -> Any:
     return HttpServer(endpoint)
 
 
-def _one_pass(ask: Ask, endpoint: Endpoint, context: ProbeContext, trace_id: int, span_id: int, ui: Ui) -> PassRecords:
+def _one_pass(
+    ask: Ask,
+    endpoint: Endpoint,
+    context: ProbeContext,
+    agent: AgentClient | None,
+    trace_id: int,
+    span_id: int,
+    ui: Ui,
+) -> PassRecords:
     from tokentrace.client.chat import chat
 
     start = time.time_ns()
     armed: list[Probe] = []
     states: dict[int, LayerState] = {}
-    if context.agent is not None and isinstance(context.agent, AgentClient):
-        context.agent.begin_pass()
+    if agent is not None:
+        agent.begin_pass()
     try:
         for layer in layers_in_order(ask.layers):
-            if layer.cost == "deep" and not context.deep and layer.number != 5:
+            if layer.cost == "deep" and not context.deep:
                 states[layer.number] = LayerState(
                     layer.number, "unseen", f"not probed in the {context.pass_name} pass, so that its times are true"
                 )
@@ -173,8 +182,8 @@ def _one_pass(ask: Ask, endpoint: Endpoint, context: ProbeContext, trace_id: int
     finally:
         for probe in armed:
             probe.disarm()
-    if context.agent is not None and isinstance(context.agent, AgentClient):
-        context.agent.end_pass(context.exchange.response_id)
+    if agent is not None:
+        agent.end_pass(context.exchange.response_id)
         context.request_id = _request_id(context)
     records: list[Record] = []
     for probe in armed:
@@ -231,7 +240,7 @@ def _request_id(context: ProbeContext) -> str:
 
 
 def _processes(agent: AgentClient | None) -> dict[str, Process]:
-    host = {"host.name": socket.gethostname(), "host.id": _host_id()}
+    host = this_host()
     own = str(os.getpid())
     found = {
         own: Process(
@@ -250,19 +259,6 @@ def _processes(agent: AgentClient | None) -> dict[str, Process]:
         attributes = {"process.pid": int(agent.process), "process.runtime.name": "cpython"}
         found[agent.process] = Process(agent.process, {**host, **attributes, "process.runtime.version": version})
     return found
-
-
-def _host_id() -> str:
-    """The machine's id, which every span of this host shares; the host's name where there is none."""
-    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
-        try:
-            with open(path, encoding="ascii") as file:
-                text = file.read().strip()
-        except (OSError, UnicodeDecodeError):
-            continue
-        if text:
-            return text
-    return socket.gethostname()
 
 
 def _clock(agent: AgentClient | None) -> dict[str, Any]:

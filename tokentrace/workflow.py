@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tokentrace import session
-from tokentrace.errors import EndpointError, TokentraceError, UsageError
+from tokentrace.errors import ExportError, TokentraceError, UsageError
 from tokentrace.fold import BUDGET, fold
 from tokentrace.report import Report, build
 
@@ -29,6 +28,7 @@ class Settings:
     once: bool = False
     detail: bool = False
     compile: bool = False
+    timeout_s: float | None = None  # of the local engine; an endpoint has its own
     save: bool = True
     out: Path | None = None
     output: Path | None = None
@@ -53,38 +53,21 @@ def run(ask: session.Ask, settings: Settings, ui: session.Ui) -> Run:
     """Trace one prompt. Raises UsageError for a prompt that cannot be sent, EngineError without an engine."""
     if not ask.prompt.strip():
         raise UsageError("the prompt is empty", fix='for example tokentrace run "Hi"')
+    if any("\ud800" <= c <= "\udfff" for c in ask.prompt + ask.system):
+        raise UsageError("the prompt is not valid UTF-8 text", fix="give it as UTF-8, or check the terminal's encoding")
     if len(ask.prompt) > MAX_PROMPT:
         raise UsageError(f"the prompt has {len(ask.prompt)} characters", fix=f"at most {MAX_PROMPT} are sent")
-    outcome = _remote(ask, settings.endpoint, ui) if settings.endpoint is not None else _local(ask, settings, ui)
+    if settings.endpoint is not None:
+        # One request only: whoever pays for it asked for one.
+        outcome = session.run_passes(ask, settings.endpoint, mode="url", passes=session.ONE_PASS, ui=ui)
+    else:
+        outcome = _local(ask, settings, ui)
     report = build(outcome.trace)
     folded = outcome.trace if settings.detail else fold(outcome.trace, BUDGET)
     report.spans = {"produced": len(folded), "recorded": len(outcome.trace)}
     result = Run(outcome.trace, folded, report, outcome.error, interrupted=outcome.interrupted)
     _deliver(result, settings)
     return result
-
-
-def _remote(ask: session.Ask, endpoint: Endpoint, ui: session.Ui) -> session.Outcome:
-    if not endpoint.model:
-        endpoint = dataclasses.replace(endpoint, model=_first_model(endpoint))
-    # One request only: whoever pays for it asked for one.
-    return session.run_passes(ask, endpoint, mode="url", passes=session.ONE_PASS, ui=ui)
-
-
-def _first_model(endpoint: Endpoint) -> str:
-    """The model of a server that offers exactly one; "" when it cannot be known."""
-    import orjson
-
-    from tokentrace.client.server import HttpServer
-
-    server = HttpServer(endpoint)
-    path = endpoint.base_url.removeprefix(server.root) or ""
-    try:
-        data = orjson.loads(server.get_text(f"{path}/models", timeout_s=min(5.0, endpoint.timeout_s)))
-        names = [m["id"] for m in data["data"]]
-    except (EndpointError, orjson.JSONDecodeError, KeyError, TypeError):
-        return ""
-    return str(names[0]) if len(names) == 1 else ""
 
 
 def _local(ask: session.Ask, settings: Settings, ui: session.Ui) -> session.Outcome:
@@ -95,11 +78,14 @@ def _local(ask: session.Ask, settings: Settings, ui: session.Ui) -> session.Outc
     passes = session.ONE_PASS if settings.once else session.THREE_PASSES
     progress: Callable[[str, float | None], None] = ui.progress
     with LocalEngine.start(settings.model, compile=settings.compile, progress=progress) as engine:
+        endpoint = Endpoint(engine.base_url, model=engine.model_name)
+        if settings.timeout_s is not None:
+            endpoint = replace(endpoint, timeout_s=settings.timeout_s)
         agent = AgentClient.connect(engine.agent_socket) if engine.agent_socket is not None else None
         try:
             return session.run_passes(
                 ask,
-                Endpoint(engine.base_url, model=engine.model_name),
+                endpoint,
                 mode="local",
                 passes=passes,
                 ui=ui,
@@ -113,8 +99,8 @@ def _local(ask: session.Ask, settings: Settings, ui: session.Ui) -> session.Outc
 
 
 def _deliver(result: Run, settings: Settings) -> None:
+    """Save, write and send. The report is saved last: it tells where the files are and what arrived."""
     from tokentrace import emit, runs
-    from tokentrace.emit.otlp_target import OtlpTarget, configured
 
     report = result.report
     if settings.save:
@@ -127,33 +113,37 @@ def _deliver(result: Run, settings: Settings) -> None:
     if settings.output is not None:
         emit.save(result.folded, settings.output)
         report.files.append(str(settings.output))
-    asked = settings.otlp is not None
-    if not asked and not configured():
+    _send(result, settings.otlp)
+    if result.folder is not None:
+        runs.save_report(report, result.folder)
+
+
+def _send(result: Run, endpoint: str | None) -> None:
+    """Over OTLP, where that was asked for (`endpoint`, "" for the one of the environment) or is configured."""
+    from tokentrace.emit.otlp_target import OtlpTarget, configured
+
+    if endpoint is None and not configured():
         return
     from tokentrace.emit.otlp_send import send
 
-    delivery = send(result.folded, OtlpTarget.from_env(settings.otlp or ""))
-    report.spans.update(accepted=delivery.accepted, rejected=delivery.rejected)
+    delivery = send(result.folded, OtlpTarget.from_env(endpoint or ""))
+    result.report.spans.update(accepted=delivery.accepted, rejected=delivery.rejected)
     if delivery.ok:
         return
-    again = f"tokentrace export {result.folder.name if result.folder else 'RUN'} --to otlp"
-    message = f"{delivery.message}: {delivery.fix}; send it again with: {again}"
-    if asked:
-        from tokentrace.errors import ExportError
-
-        result.export_error = ExportError(delivery.message, fix=f"{delivery.fix}; then: {again}")
+    fix = delivery.fix
+    if result.folder is not None:
+        fix = f"{fix}; then: tokentrace export {result.folder.name} --to otlp"
+    if endpoint is None:
+        result.warnings.append(f"{delivery.message}: {fix}")
     else:
-        result.warnings.append(message)
+        result.export_error = ExportError(delivery.message, fix=fix)
 
 
-def quiet() -> Any:
+class Quiet:
     """A Ui that says nothing."""
 
-    class Quiet:
-        def progress(self, sentence: str, fraction: float | None = None) -> None:
-            return
+    def progress(self, sentence: str, fraction: float | None = None) -> None:
+        return
 
-        def text(self, piece: str) -> None:
-            return
-
-    return Quiet()
+    def text(self, piece: str) -> None:
+        return

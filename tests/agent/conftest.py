@@ -9,7 +9,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import agent_host
 import pytest
+
+from tokentrace.agent import core
+from tokentrace.agent.control import Server
+from tokentrace.agent.core import register_group
+from tokentrace.agent_client import AgentClient
 
 HERE = Path(__file__).parent
 
@@ -19,6 +25,18 @@ def folder() -> Iterator[Path]:
     """A folder of mode 0700 with a path short enough for a socket."""
     with tempfile.TemporaryDirectory(prefix="tt-") as made:
         yield Path(made)
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[Server]:
+    """An agent in this process, with the group "work"."""
+    register_group("work", agent_host.WorkGroup)
+    started = Server(str(folder / "agent.sock"))
+    started.start()
+    yield started
+    with AgentClient.connect(started.path) as client:  # waits until the last one's things are put away
+        client.begin_pass()
+    core._factories.pop("work", None)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tokentrace.agent import wrap
-from tokentrace.agent.core import GroupUnavailable, Recorder
+from tokentrace.agent.core import GroupUnavailable
 from tokentrace.agent.wrap import Call, Hook, HookGroup, install_all
 
 
@@ -361,47 +361,3 @@ def test_before_may_replace_arguments() -> None:
     finally:
         hook.restore()
     assert seen.calls[0][0][1] == 1 and seen.calls[0][4] == "kept"
-
-
-def test_no_record_of_many_threads_is_lost_or_doubled_while_another_takes_them() -> None:
-    recorder, taken, stop = Recorder(), [], threading.Event()
-    emit = recorder.emitter("g")
-
-    def after(start: int, end: int, args: Any, kwargs: Any, result: Any, error: Any, context: Any) -> None:
-        emit("method", start, end, threading.get_native_id(), {"n": args[1]})
-
-    def take() -> None:
-        while not stop.is_set() or len(recorder):
-            taken.extend(recorder.take(100))
-
-    hook = Hook(f"{HERE}:Host.method", after)
-    hook.install()
-    host, count, each = Host(), 6, 3000
-    reader = threading.Thread(target=take)
-    workers = [
-        threading.Thread(target=lambda base=base: [host.method(base * each + i) for i in range(each)])
-        for base in range(count)
-    ]
-    switch = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        for thread in (reader, *workers):
-            thread.start()
-        for thread in workers:
-            thread.join()
-    finally:
-        sys.setswitchinterval(switch)
-        stop.set()
-        reader.join()
-        hook.restore()
-    assert sorted(row[5]["n"] for row in taken) == list(range(count * each))
-
-
-def test_the_buffer_is_bounded_and_counts_what_it_refused() -> None:
-    recorder = Recorder(limit=5)
-    emit = recorder.emitter("g")
-    for n in range(8):
-        emit("x", n, n, 0, {})
-    assert [row[2] for row in recorder.take(100)] == [0, 1, 2, 3, 4] and recorder.dropped == 3
-    emit("x", 9, 9, 0, {})
-    assert len(recorder) == 1, "room was made by taking"

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from support.records import IDS, MS, RID, T0, US, request_pass
 
-from tokentrace.analyze import Analysis, analyze, duration, share
+from tokentrace.analyze import Analysis, analyze
 from tokentrace.errors import EndpointError
 from tokentrace.exchange import Chunk
 from tokentrace.model import IdSource, Record
 from tokentrace.probe import Finding
 from tokentrace.stitch import PassRecords, stitch
+from tokentrace.wording import duration, share
 
 
 def run(passes: Sequence[PassRecords]) -> Analysis:
@@ -63,6 +64,14 @@ def test_deep_probing_says_how_much_it_stretched_the_request() -> None:
         "prefill steps 1.50 times (median), decode steps 1.50 times (median)"
     )
     assert one(run(three(prefill_ms=200)), "Deep probing").status == "warn"
+
+
+def test_nothing_is_called_stretched_that_was_faster_or_not_probed() -> None:
+    ids = IdSource(1)
+    quick = [request_pass("warm", ids=ids, deep=False, prefill_ms=200), request_pass("deep", ids=ids, at=T0 + 10**9)]
+    assert "did not slow" in one(run(quick), "Deep probing").sentence
+    bare = [request_pass(n, ids=ids, deep=False, at=T0 + k * 10**9) for k, n in enumerate(("warm", "deep"))]
+    assert "Deep probing" not in sentences(run(bare))
 
 
 def test_passes_that_produced_different_tokens_are_told_apart_at_the_first_one() -> None:
@@ -123,7 +132,7 @@ def test_what_lies_in_the_server_is_unknown_when_only_the_client_was_seen() -> N
     once.records = [r for r in once.records if r.process == "100"]
     found = run([once])
     finding = one(found, "cannot be seen from here")
-    assert finding.status == "unknown" and "tokentrace attach" in finding.fix
+    assert finding.status == "unknown" and "tokentrace run without --url" in finding.fix
     assert "belongs to no layer" not in sentences(found)
 
 

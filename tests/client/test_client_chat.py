@@ -221,6 +221,13 @@ def test_redirect_to_another_host_is_told_and_not_followed(server: ScriptedServe
     assert x.error.fix == f"use http://localhost:{elsewhere.port}/v1"
 
 
+@pytest.mark.parametrize("location", ["//[", "http://[::1", "http://h:99999/", "/v1/ch\u00e9", "/v1/a b"])
+def test_redirect_to_no_address_is_told(server: ScriptedServer, location: str) -> None:
+    with server.on("POST", CHAT, Answer(307, {"Location": location}, [], "length")):
+        x = ask(server)
+    assert x.error is not None and x.error.check == "TT849" and len(server.requests) == 1
+
+
 def test_redirects_do_not_go_round_for_ever(server: ScriptedServer) -> None:
     with server.on("POST", CHAT, Answer(307, {"Location": "/v1/other"}, [], "length")):
         server.on("POST", "/v1/other", Answer(307, {"Location": CHAT}, [], "length"))

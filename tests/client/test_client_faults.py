@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from client_support import CHAT, ask, say_hi
+from support.certificates import make_certificate, server_context
 from support.http_servers import (
     Answer,
     ForwardProxy,
@@ -16,8 +17,6 @@ from support.http_servers import (
     Refusing,
     ScriptedServer,
     hello,
-    make_certificate,
-    server_context,
 )
 
 from tokentrace.client import certificates, network, proxies

@@ -6,11 +6,15 @@ import base64
 import json
 
 import pytest
+from client_support import CHAT, ask, everything_said
 from hypothesis import given
 from hypothesis import strategies as st
+from support.http_servers import Answer, ScriptedServer, chunk, event, in_pieces, json_answer, sse
 
 from tokentrace.client import keys
-from tokentrace.errors import ConfigError
+from tokentrace.client.server import HttpServer
+from tokentrace.client.settings import Endpoint
+from tokentrace.errors import ConfigError, EndpointError
 
 
 @pytest.mark.parametrize(
@@ -80,3 +84,53 @@ def test_what_is_sent_fits_into_a_header(key: str) -> None:
         return
     assert sent.isascii() and not any(ord(c) < 33 for c in sent)
     keys.hint(sent)
+
+
+KEY = "sk-secret-0123456789"
+SAID = {"error": {"message": f"Incorrect API key provided: {KEY}"}}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        json_answer(SAID, 401, server=f"gate {KEY}", x_request_id=KEY),
+        json_answer({"detail": f"nobody knows Bearer {KEY}"}, 500),
+        json_answer(SAID),
+        Answer(401, {}, in_pieces(json.dumps(SAID).encode(), 7)),
+        sse(chunk("a"), event(SAID)),
+        sse(*in_pieces(chunk("a") + event(SAID), 5)),
+        Answer(302, {"Location": f"http://elsewhere.example/{KEY}?key={KEY}"}, [], "length"),
+    ],
+)
+def test_a_server_that_sends_the_key_back_is_not_quoted(answer: Answer) -> None:
+    with ScriptedServer().on("POST", CHAT, answer) as server:
+        for given_as in ({"api_key": KEY}, {"headers": {"X-Api-Key": KEY}}, {"query": f"?sig={KEY}"}):
+            x = ask(server, **given_as)
+            assert KEY in str(server.requests[-1]), "it was sent"
+            assert x.error is not None and "secret" not in everything_said(x)
+
+
+def test_nor_is_it_by_the_other_routes() -> None:
+    with ScriptedServer().otherwise(json_answer(SAID, 500)) as server:
+        with pytest.raises(EndpointError) as caught:
+            HttpServer(Endpoint.of(server.url + "/v1", api_key=KEY)).get_text("/metrics")
+        assert "Incorrect API key" in str(caught.value)
+        assert "secret" not in str(caught.value) + caught.value.fix + caught.value.detail
+
+
+def test_words_that_stand_in_any_text_are_not_hidden() -> None:
+    with ScriptedServer().on("POST", CHAT, sse(chunk("lm-studio is up, EMPTY", finish="stop"))) as server:
+        assert ask(server, api_key="lm-studio").text == "lm-studio is up, EMPTY" == ask(server, api_key="EMPTY").text
+
+
+@pytest.mark.parametrize("headers", [{"X-Key": f"{KEY}\nX-Evil: 1"}, {"X-Key": f" {KEY}"}, {"X-Kéy": KEY}])
+def test_a_header_that_cannot_be_sent_is_named_and_not_shown(headers: dict[str, str]) -> None:
+    with ScriptedServer() as server:
+        x = ask(server, headers=headers)
+        assert server.requests == []
+    assert x.error is not None and x.error.check == "TT801" and "header" in str(x.error)
+    assert "secret" not in everything_said(x)
+
+
+def test_no_repr_shows_it() -> None:
+    assert "secret" not in repr(keys.examine(KEY, "OPENAI_API_KEY"))

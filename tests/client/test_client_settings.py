@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tokentrace.client import config_files
 from tokentrace.client.settings import DEFAULT_TIMEOUT_S, Endpoint, resolve
 from tokentrace.errors import ConfigError
 
@@ -123,6 +124,20 @@ def test_json_files(tmp_path: Path, name: str) -> None:
 def test_the_key_is_in_no_repr(project: Path) -> None:
     e = found(resolve("http://h/v1", "sk-very-secret", environ={"PREFILL_KEY": "sk-other"}, folder=project))
     assert "secret" not in repr(e) and "secret" not in str(e)
+
+
+def test_a_key_in_a_file_is_in_no_repr_and_no_message(tmp_path: Path) -> None:
+    path = tmp_path / "some.toml"
+    path.write_text('base_url = "http://h/v1"\napi_key = "sk-secret"\nheaders = { "X-Api-Key" = " sk-secret " }\n')
+    file = config_files.read(path)
+    said = config_files.settings(file, "", {})
+    assert said.api_key == said.headers["X-Api-Key"] == "sk-secret"
+    assert "secret" not in repr(file) + repr(said)
+    for key in ("sk-secret", "gsk_secret"):
+        path.write_text(f'base_url = "http://h/v1"\napi_key_env = "{key}"\n')
+        with pytest.raises(ConfigError, match=r"some\.toml:2: api_key_env") as caught:
+            resolve(config=path, environ={}, folder=tmp_path)
+        assert "secret" not in str(caught.value) + caught.value.fix
 
 
 @pytest.mark.parametrize(

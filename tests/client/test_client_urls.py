@@ -96,6 +96,26 @@ def test_a_key_in_the_url_is_refused_and_not_repeated() -> None:
     assert "sk-other" not in str(caught.value) + caught.value.fix
 
 
+@pytest.mark.parametrize(
+    "given_url",
+    [
+        "user:sk-secret@h/v1",
+        "sk-secret@h",
+        "https:/user:sk-secret@h",
+        "https:user:sk-secret@h",
+        "https://user:pass/sk-secret@h/v1",
+        "https:/h?key=sk-secret",
+        "ftp://h/v1?sk-secret",
+        "ftp://h/v1#sk-secret",
+        " 'ftp://user:sk-secret@h'",
+    ],
+)
+def test_no_form_of_a_url_shows_its_key(given_url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        normalise(given_url)
+    assert "secret" not in str(caught.value) + caught.value.fix
+
+
 def test_query_is_kept_apart() -> None:
     found = normalise("https://x.openai.azure.com/openai/deployments/d/chat/completions?api-version=2024-02-01")
     assert found.url == "https://x.openai.azure.com/openai/deployments/d"

@@ -9,29 +9,17 @@ from typing import Any
 
 import pytest
 from engine_models import TEMPLATE, byte_level_tokenizer
+from support.model_folders import write_llama
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face folder of a two-layer Llama with random weights; starts in the time that the imports take."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("models") / "tiny"
     tokenizer = byte_level_tokenizer()
-    end = tokenizer.token_to_id("<|end|>")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        eos_token_id=end,
-        bos_token_id=None,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    write_llama(folder, tokenizer.get_vocab_size(), tokenizer.token_to_id("<|end|>"))
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))

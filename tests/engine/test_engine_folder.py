@@ -7,26 +7,16 @@ import struct
 from pathlib import Path
 
 import pytest
+from support.model_folders import write_hollow_model, write_weights
 
 from tokentrace.engines.local.folder import inspect
 from tokentrace.engines.local.model import ensure_model
 from tokentrace.errors import EngineError
 
 
-def weights(path: Path, cut: int = 0) -> None:
-    header = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
-    data = struct.pack("<Q", len(header)) + header + b"\0" * 16
-    path.write_bytes(data[: len(data) - cut])
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "my-model"
-    path.mkdir()
-    (path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
-    (path / "tokenizer.json").write_text("{}")
-    weights(path / "model.safetensors")
-    return path
+    return write_hollow_model(tmp_path / "my-model")
 
 
 def refusal(path: Path) -> str:
@@ -92,7 +82,7 @@ def test_no_weights(folder: Path) -> None:
 
 
 def test_weights_cut_off_in_download(folder: Path) -> None:
-    weights(folder / "model.safetensors", cut=5)
+    write_weights(folder / "model.safetensors", cut=5)
     message = refusal(folder)
     assert "is damaged" in message and " bytes of " in message
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from support.model_folders import all_tokens, small_engine
 
-from tokentrace.engines.local.folder import inspect
+from tokentrace.engines.local.hookpoints import HOOKPOINTS
 from tokentrace.engines.local.sampling import Sampling, make_processor
 
 pytestmark = pytest.mark.model
@@ -20,24 +22,22 @@ pytestmark = pytest.mark.model
 
 @pytest.fixture
 def made(tiny_folder: Path) -> Iterator[Any]:
-    from tokentrace.engines.local.engine import Engine, Options
-
-    engine = Engine(inspect(tiny_folder), Options(max_model_len=128))
-    engine.start()
-    yield engine
-    engine.stop()
+    with small_engine(tiny_folder) as engine:
+        yield engine
 
 
-async def collect(engine: Any, rid: str, ids: list[int], sampling: Sampling) -> list[int]:
-    out: list[int] = []
-    async for new in engine.submit(rid, ids, sampling).tokens():
-        out += new
-    return out
+def missing_hookpoints() -> list[str]:
+    """The functions of hookpoints.py that the installed transformers lacks."""
+    missing = []
+    for point in HOOKPOINTS:
+        module = import_module(point.module)
+        owner = getattr(module, point.owner, None) if point.owner else module
+        if not callable(getattr(owner, point.function, None)):
+            missing.append(f"{point.module}.{point.owner}.{point.function}")
+    return missing
 
 
 def test_the_hookpoints_exist() -> None:
-    from tokentrace.engines.local.engine import missing_hookpoints
-
     assert missing_hookpoints() == []
 
 
@@ -59,8 +59,8 @@ def test_more_requests_than_the_cache_holds_are_all_served_right(made: Any) -> N
         chance = Sampling(max_tokens=110, ignore_eos=True, temperature=1.0, seed=5)
 
         async def run(sampling: Sampling) -> None:
-            alone = {rid: await collect(made, "a" + rid, ids, sampling) for rid, ids in prompts.items()}
-            together = await asyncio.gather(*(collect(made, rid, ids, sampling) for rid, ids in prompts.items()))
+            alone = {rid: await all_tokens(made, "a" + rid, ids, sampling) for rid, ids in prompts.items()}
+            together = await asyncio.gather(*(all_tokens(made, rid, ids, sampling) for rid, ids in prompts.items()))
             assert dict(zip(prompts, together, strict=True)) == alone
 
         asyncio.run(run(greedy))
@@ -72,7 +72,7 @@ def test_more_requests_than_the_cache_holds_are_all_served_right(made: Any) -> N
 
 def test_a_request_may_fill_the_whole_context(made: Any) -> None:
     async def run() -> int:
-        return len(await collect(made, "full", [1, 2, 3], Sampling(max_tokens=125, ignore_eos=True)))
+        return len(await all_tokens(made, "full", [1, 2, 3], Sampling(max_tokens=125, ignore_eos=True)))
 
     assert asyncio.run(run()) == 125
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.model_folders import write_hollow_model
 
 from tokentrace.engines.local.engine import Options
 from tokentrace.engines.local.process import LocalEngine
@@ -55,7 +58,16 @@ def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     assert "there is no model folder" in str(refusal(tmp_path / "no"))
 
 
-def test_compile_without_a_compiler_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+def test_a_process_that_cannot_be_started_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tiny: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert "cannot be started" in str(refusal(tiny))
+    assert not list(tmp_path.glob("tokentrace-engine-*"))
+
+
+def test_compile_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     error = refusal(tiny, compile=True)
     assert "C++ compiler" in str(error) and "no-such-compiler" in str(error) and error.layer == 2
@@ -63,16 +75,13 @@ def test_compile_without_a_compiler_is_refused(tmp_path: Path, monkeypatch: pyte
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    """A folder that passes inspection and cannot be loaded: its weights are not those of its architecture."""
-    import struct
+    return write_hollow_model(tmp_path / "broken")
 
-    folder = tmp_path / "broken"
-    folder.mkdir()
-    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
-    (folder / "tokenizer.json").write_text("{}")
-    header = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 16)
-    return folder
+
+@pytest.fixture
+def copy(tiny_folder: Path, tmp_path: Path) -> Path:
+    """Of the tiny model, for a test to spoil."""
+    return Path(shutil.copytree(tiny_folder, tmp_path / "copy"))
 
 
 @pytest.mark.model
@@ -86,23 +95,15 @@ def test_death_at_start_shows_why_and_the_last_log_lines(tiny: Path, tiny_folder
 
 
 @pytest.mark.model
-def test_a_broken_tokenizer_at_start(tiny_folder: Path, tmp_path: Path) -> None:
-    import shutil
-
-    folder = tmp_path / "copy"
-    shutil.copytree(tiny_folder, folder)
-    (folder / "tokenizer.json").write_text("{}")
-    assert "the tokenizer in" in str(refusal(folder))
+def test_a_broken_tokenizer_at_start(copy: Path) -> None:
+    (copy / "tokenizer.json").write_text("{}")
+    assert "the tokenizer in" in str(refusal(copy))
 
 
 @pytest.mark.model
-def test_an_unknown_model_type(tiny_folder: Path, tmp_path: Path) -> None:
-    import shutil
-
-    folder = tmp_path / "copy"
-    shutil.copytree(tiny_folder, folder)
-    (folder / "config.json").write_text('{"architectures": ["NewForCausalLM"], "model_type": "new-kind"}')
-    assert "cannot be loaded" in str(refusal(folder))
+def test_an_unknown_model_type(copy: Path) -> None:
+    (copy / "config.json").write_text('{"architectures": ["NewForCausalLM"], "model_type": "new-kind"}')
+    assert "cannot be loaded" in str(refusal(copy))
 
 
 @pytest.mark.model

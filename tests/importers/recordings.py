@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from tokentrace import layers
-from tokentrace.importers import _spanning
 from tokentrace.importers._analysis import Analysis
 from tokentrace.importers._load import _read, analyse
 from tokentrace.model import Trace
@@ -62,7 +61,7 @@ def check_tree(trace: Trace, budget: int = 10_000) -> None:
 
 def spannable(found: Analysis) -> int:
     """How many rows may become spans."""
-    return int((_spanning.classify(found).layer > 0).sum())
+    return int((found.layer > 0).sum())
 
 
 def trace_file(path: Path, events: list[dict[str, Any]], **header: Any) -> Path:

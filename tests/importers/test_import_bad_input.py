@@ -79,6 +79,21 @@ def test_a_sqlite_file_of_another_kind(tmp_path: Path) -> None:
     assert "no Nsight Systems export" in refused(tmp_path / "x.sqlite")
 
 
+def test_rows_of_an_nsys_export_without_a_time_are_counted(tmp_path: Path) -> None:
+    import sqlite3
+
+    path = tmp_path / "x.sqlite"
+    with sqlite3.connect(path) as database:
+        for table, rows in {"KERNEL": "(10, 20), (30, null)", "RUNTIME": "(1, 2), (3, null)"}.items():
+            database.execute(f"create table CUPTI_ACTIVITY_KIND_{table} (start, end)")
+            database.execute(f"insert into CUPTI_ACTIVITY_KIND_{table} values {rows}")
+    seen: list[int] = []
+    found = load(path, progress=seen.append)
+    assert found.figures["kernels"] == 1
+    assert found.lost == {"events": 2, "reason": "rows without a time"}
+    assert seen == sorted(seen) and seen[-1] == path.stat().st_size
+
+
 def test_published_damaged_files() -> None:
     facts = json.loads(recordings.large("malformed_facts.json").read_text())
     assert "Git LFS" in refused(recordings.large("malformed/lfs_pointer.pt.trace.json.gz"))

@@ -59,7 +59,7 @@ def test_phases_nest_and_lookups_keep_key_result_and_saving(tmp_path: Path) -> N
     assert hit.attributes["tokentrace.jit.key"] == "fk1" and hit.attributes["tokentrace.jit.saved_ns"] == 4_000_000
     assert spans["cache aotautograd bypass"].attributes["tokentrace.jit.reason"] == "not supported"
     text = " ".join(f.sentence + f.evidence for f in found.findings)
-    assert "shows 1 ms of compiling" in text and "hits 1, misses 1" in text and "hits saved 4 ms" in text
+    assert "shows 1.00 ms of compiling" in text and "hits 1, misses 1" in text and "hits saved 4 ms" in text
     assert "anna" not in repr([found.trace.values, found.trace.names, found.source])
     assert [state.status for state in found.layers] == ["unseen"] * 6 + ["seen", "unseen"]
 
@@ -145,7 +145,8 @@ def test_power_sampled_beside_a_recording_becomes_a_span(tmp_path: Path) -> None
     (power,) = [span for span in found.trace.spans if span.layer == 1 and span.name != "unseen"]
     assert power.attributes["tokentrace.join"] == "time"
     assert next(state for state in found.layers if state.layer == 1).status == "seen"
-    assert any(f.layer == 1 and " J (" in f.sentence for f in found.findings)
+    (used,) = [f for f in found.findings if f.layer == 1 and " J (" in f.sentence]
+    assert "read as UTC" in used.evidence
     late = recordings.trace_file(tmp_path / "late.json", [recordings.kernel("k", T0 * 2, 5, 1)])
     assert any("No sample of p.csv lies" in f.sentence for f in load([late, tmp_path / "p.csv"]).findings)
 
@@ -153,6 +154,10 @@ def test_power_sampled_beside_a_recording_becomes_a_span(tmp_path: Path) -> None
 def test_a_folder_holds_recording_log_and_power_together(tmp_path: Path) -> None:
     shutil.copy(recordings.SMALL / "a100_triton_one_kernel.json.gz", tmp_path)
     (tmp_path / "x.log").write_text(LOG)
+    (tmp_path / "p.csv").write_text("timestamp, uuid, power.draw [W]\n2023/11/14 22:13:20.000, GPU-1, 100.00 W\n")
     found = load(tmp_path)
     recordings.check_tree(found.trace)
     assert found.figures["kernels"] == 1
+    # Log and dump are of another day, and that is told of each.
+    told = "\n".join(finding.sentence for finding in found.findings)
+    assert "x.log is of another run" in told and "No sample of p.csv lies in the recording's time" in told

@@ -123,7 +123,7 @@ def test_compiles_are_seen(tmp_path: Path) -> None:
               call("cuModuleLoadData", 970, 20, 1), kernel("k", 1000, 5, 2)]  # fmt: skip
     found = load(trace_file(tmp_path / "x.json", events))
     assert "L2 warn Code was compiled for 900 µs" in text(found)
-    assert "Device code was loaded for 20 µs" in text(found)
+    assert "Device code was loaded for 20.0 µs" in text(found)
     names = {span.name for span in found.trace.spans if span.layer == 2}
     assert names == {
         "compile _compile.compile_inner (dynamo_timed)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,11 +86,12 @@ def test_trace_is_one_tree_within_the_budget_and_counts_what_it_folds(name: str)
 
 @pytest.mark.parametrize("name", sorted(KNOWN))
 def test_steps_hold_no_more_than_the_whole(name: str) -> None:
-    found = load(KNOWN[name][0])
-    for key in ("kernels", "graph_launches", "launches", "tklqt_ns", "starved_ns", "graph_kernels"):
-        if key in found.figures:
-            assert sum(step[key] for step in found.steps) <= found.figures[key], key
-    for step in found.steps:
+    found = recordings.analysed(KNOWN[name][0])
+    whole = {key: found.figures[key] for key in ("kernels", "graph_launches", "launches")}
+    whole |= {key: getattr(found.measures, key) for key in ("tklqt_ns", "starved_ns", "graph_kernels")}
+    for key, most in whole.items():
+        assert sum(step[key] for step in found.step_figures) <= most, key
+    for step in found.step_figures:
         assert 0 <= step["busy_ns"] <= step["span_ns"] * max(1, len(step["devices"]))
         assert step["host_ns"] <= step["span_ns"]
 
@@ -244,7 +246,6 @@ def test_windows_cover_the_recording_once() -> None:
 def test_a_folder_of_ranks_is_one_trace_with_a_lane_each() -> None:
     import shutil
     import tempfile
-    from pathlib import Path
 
     with tempfile.TemporaryDirectory() as folder:
         for name in recordings.SMALL.glob("v100_dlrm*"):
@@ -261,3 +262,19 @@ def test_a_folder_of_ranks_is_one_trace_with_a_lane_each() -> None:
         assert "The least busy of 2 recordings is rank 0" in text
         only = load(folder, rank=3)
         assert only.figures["kernels"] == 315
+
+
+def test_the_leading_kernel_of_all_ranks_need_not_lead_in_any(tmp_path: Path) -> None:
+    for rank in range(2):
+        own = [recordings.kernel(f"rank {rank} kernel {n}", n * 100, 30, n) for n in range(5)]
+        own.append(recordings.kernel("shared", 900, 20, 9))
+        recordings.trace_file(tmp_path / f"rank{rank}.json", own)
+    assert load(tmp_path).figures["top_kernels"][0] == {"name": "shared", "count": 2, "total_ns": 40_000}
+
+
+def test_files_of_one_name_get_labels_of_their_own(tmp_path: Path) -> None:
+    paths = []
+    for folder in "ab":
+        (tmp_path / folder).mkdir()
+        paths.append(recordings.trace_file(tmp_path / folder / "t (x).json", [recordings.kernel("k", 1, 2, 1)]))
+    assert [lane["label"] for lane in load(paths).figures["lanes"]] == ["t (x).json", "t (x).json (2)"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jit_support import Answering, context
+from support.answering import Answering, context
 
 from tokentrace.probe import Columns, Raw
 from tokentrace.probes.jit import JitProbe

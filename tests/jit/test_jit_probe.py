@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jit_support import Answering, context
+from support.answering import Answering, context
 
 from tokentrace.agent.compile_events import compiler_of
 from tokentrace.model import Record
@@ -39,7 +39,7 @@ def test_eager_says_so_and_still_shows_the_caches(tmp_path: Path) -> None:
     assert set(caches) == {"inductor", "triton", "vLLM", "CUDA", "HIP", "MIOpen", "MIOpen db", "FlashInfer"}
     assert caches["inductor"]["files"] == 1 and caches["inductor"]["bytes"] == 5
     assert caches["CUDA"]["path"] == str(tmp_path / ".nv/ComputeCache") and caches["CUDA"]["exists"] is False
-    assert [entry[1] for entry in agent.log][1] == "off"
+    assert agent.log == [("enable", "jit"), ("disable", "jit")]
 
 
 def test_a_compiled_model_with_nothing_left_to_compile_is_not_called_eager(tmp_path: Path) -> None:

@@ -1,18 +1,15 @@
-"""Columns as the agent sends them, and an agent that answers with what a test gives it."""
+"""Columns as the agent sends them, from a few rows or from a recording."""
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from tokentrace.exchange import Exchange
-from tokentrace.probe import Columns, ProbeContext, Raw
+from tokentrace.probe import Columns
 
 ACTIVITIES = ["cpu_op", "cuda_runtime", "cuda_driver", "kernel", "gpu_memcpy", "gpu_memset", "user_annotation"]
 
@@ -74,36 +71,3 @@ def columns_of_recording(path: Path) -> Columns:
             }
         )
     return columns(rows, activities=["CPU", "CUDA"])
-
-
-class Answering:
-    """An agent that has recorded exactly this. It keeps what it was asked to do in `log`."""
-
-    def __init__(
-        self,
-        recorded: Sequence[Columns] = (),
-        raws: Sequence[Raw] = (),
-        facts: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._columns, self._raws, self._facts = recorded, raws, facts or {}
-        self.log: list[tuple[str, str]] = []
-
-    def enable(self, group: str, options: Mapping[str, Any] | None = None) -> None:
-        self.log.append(("enable", group))
-
-    def disable(self, group: str) -> None:
-        self.log.append(("disable", group))
-
-    def records(self, group: str) -> Sequence[Raw]:
-        return [raw for raw in self._raws if raw.group == group]
-
-    def columns(self, group: str) -> Sequence[Columns]:
-        return [c for c in self._columns if c.group == group]
-
-    def facts(self) -> Mapping[str, Any]:
-        return self._facts
-
-
-def context(agent: Answering | None, *, end_ns: int = 0, start_ns: int = 0, request: str = "r1") -> ProbeContext:
-    exchange = Exchange("http://x/v1", "m", 1, "00-0-0-01", start_ns=start_ns, end_ns=end_ns) if end_ns else None
-    return ProbeContext("local", "deep", deep=True, agent=agent, exchange=exchange, request_id=request)

@@ -128,7 +128,7 @@ def test_a_nested_program_is_rebuilt_and_its_self_times_add_up(program: object) 
 def test_a_product_is_the_last_visible_operator_though_it_asks_for_conjugates() -> None:
     names = ["aten::linear", "aten::t", "aten::transpose", "aten::as_strided", "aten::mm", "aten::resolve_conj"]
     parent = np.array([-1, 0, 1, 2, 0, 4])
-    seen = last_visible(names, np.arange(6), parent, np.ones(6, np.bool_))
+    seen = last_visible(names, np.arange(6), parent)
     assert [n for n, last in zip(names, seen, strict=True) if last] == [
         "aten::as_strided", "aten::mm", "aten::resolve_conj"]  # fmt: skip
 
@@ -136,7 +136,7 @@ def test_a_product_is_the_last_visible_operator_though_it_asks_for_conjugates() 
 def test_a_product_that_first_copies_its_bias_still_computes_itself() -> None:
     names = ["aten::linear", "aten::addmm", "aten::copy_", "aten::custom", "aten::empty"]
     parent = np.array([-1, 0, 1, -1, 3])
-    seen = last_visible(names, np.arange(5), parent, np.ones(5, np.bool_))
+    seen = last_visible(names, np.arange(5), parent)
     assert [n for n, last in zip(names, seen, strict=True) if not last] == ["aten::linear"]
 
 

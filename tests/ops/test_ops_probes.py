@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 import pytest
-from ops_support import Answering, columns, context
+from ops_support import columns
+from support.answering import Answering, context
 
 from tokentrace.model import Record
 from tokentrace.probe import Columns, Probe, ProbeUnavailable, Raw
@@ -147,6 +148,13 @@ def test_steps_of_other_requests_are_not_ours() -> None:
     assert "kernel a" in names and "kernel gemm" not in names
 
 
+def test_a_request_whose_id_the_server_lengthened_is_still_ours() -> None:
+    others = Raw("engine", "step", 290, 400, 1, "7", {"index": 1, "reqs": {"other": 1}})
+    mine = Raw("engine", "step", 90, 200, 1, "7", {"index": 0, "reqs": {"r1-1a2b3c4d": 31}})
+    names = [r.name for r in collect(KernelProbe(), Answering([columns(GPU)], [mine, others]))]
+    assert "kernel gemm" in names and "kernel a" not in names
+
+
 def test_a_gpu_that_reports_no_kernel_is_said_to_report_none() -> None:
     probe = KernelProbe()
     collect(probe, Answering([columns(LINEAR, activities=["CPU", "CUDA"])]))
@@ -199,7 +207,7 @@ def test_a_step_of_a_large_model_is_quick_to_read() -> None:
             {"name": "aten::resolve_conj", "start": at + 61, "end": at + 62},
         ]
     recorded: list[Columns] = [columns(rows)]
-    # A bound on work, not on this machine: a million plain loop turns take as long anywhere.
+    # A bound on the work, not on the machine: the unit is a plain loop of ten million turns.
     before = time.process_time()
     for _ in range(10_000_000):
         pass

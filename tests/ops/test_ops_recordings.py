@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-from ops_support import Answering, columns_of_recording, context
+from ops_support import columns_of_recording
+from support.answering import Answering, context
 
 from tokentrace.probes import _kineto
 from tokentrace.probes._kineto import from_columns, join_launches

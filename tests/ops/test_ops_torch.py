@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ops_support import Answering, context
+from support.answering import Answering, context
 
 from tokentrace.agent.core import GroupUnavailable
 from tokentrace.agent.profile import OpsGroup

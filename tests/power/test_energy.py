@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokentrace.probes._energy import CannotTell, Stretch, attribute, counter_curve, power_curve, unwrap
+from tokentrace.energy.curve import CannotTell, Stretch, attribute, counter_curve, power_curve, unwrap
 
 MS = 1_000_000
 

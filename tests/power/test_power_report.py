@@ -7,19 +7,20 @@ from typing import Any
 
 import pytest
 
-from tokentrace.exchange import Chunk, Exchange
-from tokentrace.probe import Columns, ProbeContext, Raw
-from tokentrace.probes._power_report import (
+from tokentrace.energy.device import (
     MAX_LIST,
+    Condition,
+    Log,
+    Reading,
+    SensorInfo,
     Split,
     Tokens,
     Window,
     device_record,
-    split_of,
-    tokens_of,
-    window_of,
 )
-from tokentrace.probes._sensors import Condition, Log, Reading, SensorInfo
+from tokentrace.exchange import Chunk, Exchange
+from tokentrace.probe import Columns, ProbeContext, Raw
+from tokentrace.probes._power_report import split_of, tokens_of, window_of
 
 MS = 1_000_000
 

@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from tokentrace.probes._sensors import MAX_FAILURES, Condition, Reading, Sampler, SensorError, SensorInfo
+from tokentrace.energy.device import Condition, Reading, SensorInfo
+from tokentrace.probes._sensors import MAX_FAILURES, Sampler, SensorError
 
 
 class Counter:

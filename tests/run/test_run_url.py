@@ -96,6 +96,7 @@ def test_doubled_path_never_leaves(server: str, tmp_path: Path) -> None:
     ("arguments", "environment", "said"),
     [
         (["   "], {}, "empty"),
+        (["\udcff"], {}, "UTF-8"),
         (["Hi", "--layers", "99"], {}, "no layer 99"),
         (["Hi", "--url", "http://127.0.0.1:9/v1"], {}, "nothing listens"),
         (["Hi", "--url", "ftp://x"], {}, "ftp://"),

@@ -19,11 +19,9 @@ import select
 import socket
 import ssl
 import struct
-import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 
@@ -153,6 +151,11 @@ class ScriptedServer:
         with contextlib.suppress(OSError):
             if self._greeting is not None:
                 connection.sendall(self._greeting)
+                # Read to the end: a socket closed with bytes unread is reset, which may overtake the greeting.
+                connection.shutdown(socket.SHUT_WR)
+                connection.settimeout(5)
+                while connection.recv(65_536):
+                    pass
                 connection.close()
                 return
             if self._tls is not None:
@@ -180,6 +183,9 @@ class ScriptedServer:
         head = f"HTTP/1.1 {answer.status} Scripted\r\n{lines}Connection: close\r\n\r\n".encode("latin-1")
         if answer.body and answer.body[0] is RESET:
             _reset(connection)
+            return
+        if answer.framing == "length" and all(isinstance(s, bytes) for s in answer.body):
+            connection.sendall(head + whole)  # one write: how many reads it takes is not left to chance
             return
         connection.sendall(head)
         for step in answer.body:
@@ -345,37 +351,6 @@ def hello() -> Answer:
 def models(*ids: str) -> Answer:
     data = [{"id": i, "object": "model", "owned_by": "test", "max_model_len": 4096} for i in ids]
     return json_answer({"object": "list", "data": data})
-
-
-def make_certificate(
-    folder: Path, name: str = "localhost", *, names: Sequence[str] = ("DNS:localhost", "IP:127.0.0.1"), days: int = 2,
-    signed_by: tuple[Path, Path] | None = None, authority: bool = False,
-) -> tuple[Path, Path]:  # fmt: skip
-    """A certificate and its key, made by openssl; self-signed unless `signed_by` (certificate, key of an authority).
-
-    With `days` 0 it has expired a second later.
-    """
-    stem = name.replace(" ", "_")
-    cert, key, ask = folder / f"{stem}.crt", folder / f"{stem}.key", folder / f"{stem}.csr"
-    _openssl("req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-             "-subj", f"/CN={name}", "-keyout", str(key), "-out", str(ask))  # fmt: skip
-    extension = folder / f"{stem}.ext"
-    extension.write_text("basicConstraints=critical,CA:TRUE" if authority else f"subjectAltName={','.join(names)}")
-    signer = ["-CA", str(signed_by[0]), "-CAkey", str(signed_by[1])] if signed_by else ["-key", str(key)]
-    _openssl(
-        "x509", "-req", "-in", str(ask), "-days", str(days), *signer, "-extfile", str(extension), "-out", str(cert)
-    )
-    return cert, key
-
-
-def server_context(cert: Path, key: Path) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
-    return context
-
-
-def _openssl(*arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
 
 
 def _reset(connection: socket.socket) -> None:

@@ -15,16 +15,15 @@ from collections.abc import Mapping
 from threading import get_native_id
 from typing import Any
 
-from tokentrace.agent.batching_steps import API, Step, steps
+from tokentrace.agent.batching_steps import API, CB, Step, StepsGroup, steps
 from tokentrace.agent.core import Emit
-from tokentrace.agent.wrap import Hook, HookGroup
+from tokentrace.agent.wrap import Hook
 
-_CB = "transformers.generation.continuous_batching"
-_SCHEDULERS = tuple(f"{_CB}.scheduler:{name}.schedule_batch" for name in ("FIFOScheduler", "PrefillFirstScheduler"))
+_SCHEDULERS = tuple(f"{CB}.scheduler:{name}.schedule_batch" for name in ("FIFOScheduler", "PrefillFirstScheduler"))
 _LOCAL = "tokentrace.engines.local.engine"
 
 
-class EngineGroup(HookGroup):
+class EngineGroup(StepsGroup):
     """Layer 6. See the module's docstring for its records."""
 
     def __init__(self) -> None:
@@ -37,39 +36,25 @@ class EngineGroup(HookGroup):
 
     def hooks(self) -> list[Hook]:
         submit = f"{_LOCAL}:Engine.submit" if _LOCAL in sys.modules else f"{API}:ContinuousBatchingManager.add_request"
-        scheduler = f"{_CB}.scheduler:Scheduler"
+        scheduler = f"{CB}.scheduler:Scheduler"
         return [
             Hook(submit, self._submitted),
             *(Hook(target, self._scheduled) for target in _SCHEDULERS),
-            Hook(f"{_CB}.cache:PagedAttentionCache.search_prefix_match", self._matched),
+            Hook(f"{CB}.cache:PagedAttentionCache.search_prefix_match", self._matched),
             Hook(f"{API}:ContinuousBatchProcessor.update_batch", self._updated),
             Hook(f"{scheduler}.finish_request", self._finished, before=self._finishes),
             Hook(f"{scheduler}.clear_cancelled_requests", self._cancelled),
-            Hook(
-                f"{_CB}.offloading_manager:OffloadingManager.offload_requests", self._offloaded, before=self._offloads
-            ),
+            Hook(f"{CB}.offloading_manager:OffloadingManager.offload_requests", self._offloaded, before=self._offloads),
         ]
 
     def enable(self, recorder: Emit, options: Mapping[str, Any] | None = None) -> None:
-        if self._hooks:
-            return
-        steps.acquire()
-        try:
-            super().enable(recorder, options)
-        except BaseException:
-            steps.release()
-            raise
-        steps.on_prepared += (self._prepared,)
-        if self._done not in steps.on_done:
-            steps.on_done += (self._done,)
+        super().enable(recorder, options)
+        if self._prepared not in steps.on_prepared:
+            steps.on_prepared += (self._prepared,)
 
     def disable(self) -> None:
-        if self._hooks:
-            steps.on_prepared = tuple(f for f in steps.on_prepared if f != self._prepared)
-            super().disable()
-            steps.release()
-            if not steps.under_way():  # else that step still gets its record
-                self._deaf()
+        steps.on_prepared = tuple(told for told in steps.on_prepared if told != self._prepared)
+        super().disable()
 
     def open(self) -> list[str]:
         """The steps that are under way."""
@@ -151,15 +136,10 @@ class EngineGroup(HookGroup):
                         step.ids[one.state.request_id] = one.state.generated_tokens[-1]
             self.emit("update", start, end, get_native_id(), {"index": step.index})
 
-    def _done(self, step: Step, start: int, end: int) -> None:
+    def step_ended(self, step: Step, start: int, end: int) -> None:
         if step.info:  # else the group was switched on in the middle of this step
             told = {"index": step.index, **step.info, "cached_tokens": step.cached, "ids": step.ids}
             self.emit("step", start, end, get_native_id(), {**told, "preempted": step.preempted})
-        if not self._hooks:
-            self._deaf()
-
-    def _deaf(self) -> None:
-        steps.on_done = tuple(f for f in steps.on_done if f != self._done)
 
     def _finishes(self, args: Any, kwargs: Any) -> Any:
         return args[0].active_requests.get(args[1])

@@ -5,14 +5,16 @@ One step is one turn of the generation loop in which there was work. Its index c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from threading import get_ident
 from typing import Any
 
-from tokentrace.agent.wrap import Hook, install_all
+from tokentrace.agent.core import Emit
+from tokentrace.agent.wrap import Hook, HookGroup, install_all
 
-API = "transformers.generation.continuous_batching.continuous_api"
+CB = "transformers.generation.continuous_batching"
+API = f"{CB}.continuous_api"
 _BODY = f"{API}:ContinuousBatchingManager._generation_loop_body"
 _PREPARE = f"{API}:ContinuousBatchProcessor.prepare_next_batch"
 
@@ -92,3 +94,44 @@ class Steps:
 
 
 steps = Steps()
+
+
+class StepsGroup(HookGroup):
+    """A group whose hooks need to know the step they are in. `step_ended` is told of every one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on = False
+
+    def enable(self, recorder: Emit, options: Mapping[str, Any] | None = None) -> None:
+        if self.on:
+            return
+        steps.acquire()
+        try:
+            super().enable(recorder, options)
+        except BaseException:
+            steps.release()
+            raise
+        self.on = True
+        if self._ended not in steps.on_done:
+            steps.on_done += (self._ended,)
+
+    def disable(self) -> None:
+        if not self.on:
+            return
+        self.on = False
+        super().disable()
+        steps.release()
+        if not steps.under_way():  # else that step still gets its record
+            self._deaf()
+
+    def step_ended(self, step: Step, start: int, end: int) -> None:
+        raise NotImplementedError
+
+    def _ended(self, step: Step, start: int, end: int) -> None:
+        self.step_ended(step, start, end)
+        if not self.on:
+            self._deaf()
+
+    def _deaf(self) -> None:
+        steps.on_done = tuple(told for told in steps.on_done if told != self._ended)

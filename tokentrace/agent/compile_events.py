@@ -3,7 +3,7 @@
 torch (dynamo, aot_autograd, inductor, C++): every phase of a compilation passes `ChromiumEventLogger` in
 `torch._dynamo.utils` as begin and end, and every cache look-up as an instant, in unix ns. Its methods are wrapped by
 name; a torch that lacks one is used without it, and the header says which is missing. `torch._dynamo` is not imported
-here (it takes seconds): where it is not loaded yet, an import hook waits for it and wraps it on arrival.
+here (it takes a second or more): where it is not loaded yet, an import hook waits for it and wraps it on arrival.
 
 Triton (3.4 and later): `triton.knobs.compilation.listener` is called once for each kernel that Triton prepares, with
 the time of every lowering stage and whether the file cache had it; `knobs.runtime.jit_cache_hook` is called before,
@@ -26,8 +26,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-#: (kind, start_ns, end_ns, native thread id, data)
-Emit = Callable[[str, int, int, int, dict[str, Any]], None]
+from tokentrace.agent.core import Bulk, Emit
 
 _CACHES = (  # name of the instant, what looked up
     ("fx_graph_cache_", "inductor", "fx graph"),
@@ -369,7 +368,7 @@ class JitGroup:
         self._variables: tuple[str, ...] = ()
         self._facts: dict[str, Any] | None = None
 
-    def enable(self, emit: Any, options: Mapping[str, Any] | None = None) -> None:
+    def enable(self, emit: Emit, options: Mapping[str, Any] | None = None) -> None:
         """Start watching; nothing happens when it watches already."""
         if self._watch is not None:
             return
@@ -384,7 +383,7 @@ class JitGroup:
             watch.stop()
             self._facts = watch.facts(self._variables)
 
-    def bulk(self) -> list[tuple[dict[str, Any], dict[str, tuple[str, bytes]]]]:
+    def bulk(self) -> list[Bulk]:
         """No columns, only the header with `CompileWatch.facts`."""
         facts, self._facts = self._facts, None
         return [(facts, {})] if facts is not None else []

@@ -43,7 +43,7 @@ PUSH_S = 0.05
 SEND_S = 2.0
 #: A client that was refused has this long to take note.
 REFUSE_S = 0.2
-#: Records in one piece of JSON: the interpreter is held for about a millisecond.
+#: Records in one piece of JSON: the interpreter is held for less than a millisecond.
 CHUNK = 200
 _HEAD = struct.Struct("!II")
 _MAX_REQUEST = 1 << 20
@@ -202,10 +202,9 @@ class Server:
             "time_ns": time.time_ns(),
         }
         told["agent"] = {name: facts() for name, one in self.groups.items() if (facts := getattr(one, "facts", None))}
-        engine = sys.modules.get("tokentrace.engines.local.engine")
-        running = engine.current() if engine is not None and hasattr(engine, "current") else None
-        if running is not None:
-            told.update(running.facts())
+        engine = core.running_engine()
+        if engine is not None:
+            told.update(engine.facts())
         return {"facts": told}
 
     def _enable(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -64,10 +64,6 @@ class Recorder:
 
         return emit
 
-    def rec(self, group: str, name: str, start_ns: int, end_ns: int, thread: int, data: dict[str, Any]) -> None:
-        """Write one record; who writes many takes an `emitter`."""
-        self.emitter(group)(name, start_ns, end_ns, thread, data)
-
     def take(self, most: int) -> list[Row]:
         """The oldest records, at most `most`, which are forgotten here. For one reader; writers go on meanwhile."""
         rows = self._rows[:most]
@@ -114,6 +110,13 @@ _KNOWN: dict[str, tuple[tuple[str, str], ...]] = {
     "ops": (("torch", "profile:OpsGroup"),),
     "jit": (("", "compile_events:JitGroup"),),
 }
+
+
+def running_engine() -> Any:
+    """The local engine that runs in this process, if one does."""
+    module = sys.modules.get("tokentrace.engines.local.engine")
+    current = getattr(module, "current", None)  # not there yet while the module is being imported
+    return current() if current is not None else None
 
 
 def register_group(name: str, factory: Callable[[], Group]) -> None:

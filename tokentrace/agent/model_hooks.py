@@ -10,69 +10,45 @@ only; not run here) the ids of a step arrive one step later and are left out.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from threading import get_native_id
 from typing import Any
 
-from tokentrace.agent.batching_steps import Step, steps
-from tokentrace.agent.core import Emit
-from tokentrace.agent.wrap import Hook, HookGroup
-
-_CB = "transformers.generation.continuous_batching"
+from tokentrace.agent.batching_steps import CB, Step, StepsGroup, steps
+from tokentrace.agent.wrap import Hook
 
 
-class ModelGroup(HookGroup):
+class ModelGroup(StepsGroup):
     """The forward pass and the sampling of layer 5. See the module's docstring."""
 
-    needed = (f"{_CB}.model_runner:ModelRunner.compute_batch",)
+    needed = (f"{CB}.model_runner:ModelRunner.compute_batch",)
 
     def __init__(self) -> None:
         super().__init__()
-        self._on = False
         self._models: list[tuple[Any, Hook]] = []
         self._samples: deque[tuple[int, int, int, int, dict[str, Any]]] = deque(maxlen=8)
 
     def hooks(self) -> list[Hook]:
         return [
             Hook(self.needed[0], before=self._computes),
-            Hook(f"{_CB}.model_runner:ModelRunner._sample", self._sampled),
-            Hook(f"{_CB}.input_outputs:ContinuousBatchingIOs.prepare_batch_update", self._read_back),
+            Hook(f"{CB}.model_runner:ModelRunner._sample", self._sampled),
+            Hook(f"{CB}.input_outputs:ContinuousBatchingIOs.prepare_batch_update", self._read_back),
         ]
 
-    def enable(self, recorder: Emit, options: Mapping[str, Any] | None = None) -> None:
-        if self._on:
-            return
-        steps.acquire()
-        try:
-            super().enable(recorder, options)
-        except BaseException:
-            steps.release()
-            raise
-        self._on = True
-        if self._done not in steps.on_done:
-            steps.on_done += (self._done,)
-
     def disable(self) -> None:
-        if not self._on:
-            return
-        self._on = False
         super().disable()
         models, self._models = self._models, []
         for _, hook in models:
             hook.restore()
-        steps.release()
-        if not steps.under_way():  # else that step still gets its record
-            self._deaf()
 
     def _computes(self, args: Any, kwargs: Any) -> None:
         """The model is known only now: watch its call, on this one object."""
         model = args[1]
-        if not self._on or any(known is model for known, _ in self._models):
+        if not self.on or any(known is model for known, _ in self._models):
             return
         hook = Hook(f"model:{call_attribute(model)}", self._forwarded, owner=model)
         self._models.append((model, hook))
         hook.install()
-        if not self._on:  # switched off meanwhile by the other thread, which may have looked before we appended
+        if not self.on:  # switched off meanwhile by the other thread, which may have looked before we appended
             hook.restore()
 
     def _forwarded(
@@ -115,15 +91,10 @@ class ModelGroup(HookGroup):
                 tokens = iter(result[1])
                 data["ids"] = {one.state.request_id: int(next(tokens)) for one in result[0] if one.has_new_token}
 
-    def _done(self, step: Step, start: int, end: int) -> None:
+    def step_ended(self, step: Step, start: int, end: int) -> None:
         while self._samples and self._samples[0][0] <= step.index:
             _, first, last, thread, data = self._samples.popleft()
             self.emit("sample", first, last, thread, data)
-        if not self._on:
-            self._deaf()
-
-    def _deaf(self) -> None:
-        steps.on_done = tuple(f for f in steps.on_done if f != self._done)
 
 
 _dtype_names: dict[Any, str] = {}

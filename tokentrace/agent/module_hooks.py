@@ -1,4 +1,4 @@
-"""The group "modules": every part of the model as it runs, with its shapes. A call costs about a microsecond.
+"""The group "modules": every part of the model as it runs, with its shapes. A call costs a few microseconds.
 
 The parts are found by the model's structure, for any Hugging Face causal language model: the longest ModuleList is the
 stack of decoder layers; watched are each layer's children that have weights, what stands beside the stack, and the
@@ -11,39 +11,36 @@ dtypes; the last one of the result). Header: names, paths, shapes ("[1,31,576]";
 
 from __future__ import annotations
 
-import sys
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import wraps
 from threading import get_native_id
 from time import time_ns
 from typing import Any
 
-from tokentrace.agent.core import Bulk, Emit, GroupUnavailable
+from tokentrace.agent.core import Bulk, GroupUnavailable, running_engine
 from tokentrace.agent.model_hooks import call_attribute, dtype_name
-from tokentrace.agent.wrap import Hook, install_all
+from tokentrace.agent.wrap import Hook, HookGroup
 
 MAX_ROWS = 1_000_000
 _CODES = ("name", "in_shape", "in_dtype", "out_shape", "dtype")
 _Row = tuple[int, int, int, int, Any, Any, Any, Any]
 
 
-class ModulesGroup:
+class ModulesGroup(HookGroup):
     """Option `model`: the model, for use inside one process; else the local engine's."""
 
     def __init__(self) -> None:
-        self._hooks: list[Hook] = []
+        super().__init__()
         self._rows: list[_Row] = []
         self._parts: list[tuple[str, str]] = []  # (name, path)
         self._device = ""
         self._dropped = 0
 
-    def enable(self, recorder: Emit, options: Mapping[str, Any] | None = None) -> None:
-        """Wrap the parts of the model. Raises GroupUnavailable when there is no model, or it has no known structure."""
-        if self._hooks:
-            return
-        model = (options or {}).get("model") or _running_model()
+    def hooks(self) -> list[Hook]:
+        """One for each part of the model. Raises GroupUnavailable: there is no model, or it has no known structure."""
+        model = self.options.get("model") or _running_model()
         found = list(parts(model))
         if not found:
             raise GroupUnavailable(
@@ -53,18 +50,10 @@ class ModulesGroup:
         self._device = str(first.device) if first is not None else ""
         base = len(self._parts)  # rows of an earlier time may still be here, with their codes
         self._parts += [(name, path) for name, path, _ in found]
-        hooks = [
+        return [
             Hook(f"{path}:{call_attribute(part)}", owner=part, make=self._maker(base + index))
             for index, (_, path, part) in enumerate(found)
         ]
-        install_all(hooks)
-        self._hooks = hooks
-
-    def disable(self) -> None:
-        """Put every module back as it was."""
-        hooks, self._hooks = self._hooks, []
-        for hook in reversed(hooks):
-            hook.restore()
 
     def facts(self) -> dict[str, Any]:
         return {"parts": len(self._hooks)}
@@ -139,8 +128,7 @@ def _first_tensor(kwargs: dict[str, Any]) -> Any:
 
 
 def _running_model() -> Any:
-    module = sys.modules.get("tokentrace.engines.local.engine")
-    engine = module.current() if module is not None else None
+    engine = running_engine()
     if engine is None:
         raise GroupUnavailable("no model is running in this process", "look at the process that runs the model")
     return engine.model

@@ -6,7 +6,7 @@ the engine's step function is wrapped to know when one is running, and whoever c
 or we while it is idle, does what is due. If no such moment comes within `PATIENCE_S` it is done all the same.
 
 What it costs. While it runs, each operator costs a little more. Stopping converts the events inside torch and holds the
-interpreter for that time (some 6 µs an event); so it is stopped after the request. Reading happens still later, in
+interpreter for that time (6 to 15 µs an event); so it is stopped after the request. Reading happens still later, in
 slices between which other threads run. All costs are in the header. Events take memory until they are read, so after
 `steps` steps or `max_seconds` recording pauses (torch then warns of GPU tracks in the log, which does not matter here:
 it never resumes), and the header says so.
@@ -20,7 +20,6 @@ torch is never imported here: a process that has not imported it runs no operato
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import threading
@@ -28,8 +27,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tokentrace.agent.core import GroupUnavailable
+from tokentrace.agent.core import Bulk, Emit, GroupUnavailable
 from tokentrace.agent.kineto_columns import read
+from tokentrace.agent.wrap import Hook, install_all
 
 #: The functions that are one step of a known engine, as "module:Class.function".
 STEP_FUNCTIONS = (
@@ -200,20 +200,13 @@ class TorchProfiler:
         self.header["stop_cost_ns"] = time.perf_counter_ns() - before
         self._profile = None
 
-    def columns(self) -> tuple[dict[str, Any], dict[str, tuple[str, bytes]]]:
+    def columns(self) -> Bulk:
         """(header, {column: (array type code, bytes)}); see `kineto_columns.read`. Lets go of torch's own copy."""
         before = time.perf_counter_ns()
         results, self._results = self._results, None
-        was_on = gc.isenabled()
-        gc.disable()  # 60,000 new objects would set off dozens of full collections
-        try:
-            events = results.events() if results is not None else []
-            lists, arrays = read(events)
-            self.header.update(lists, events=len(events))
-            del events
-        finally:
-            if was_on:
-                gc.enable()
+        events = results.events() if results is not None else []
+        lists, arrays = read(events)
+        self.header.update(lists, events=len(events))
         self.header["read_cost_ns"] = time.perf_counter_ns() - before
         return self.header, {name: (a.typecode, a.tobytes()) for name, a in arrays.items()}
 
@@ -228,12 +221,12 @@ class OpsGroup:
 
     def __init__(self) -> None:
         self._gate = Gate()
-        self._installed: dict[str, tuple[Any, str, Any, Any]] = {}
+        self._hooks: dict[str, Hook] = {}
         self._current: TorchProfiler | None = None
         self._timer: threading.Timer | None = None
         self._finished: list[TorchProfiler] = []
 
-    def enable(self, emit: Any, options: Mapping[str, Any] | None = None) -> None:
+    def enable(self, emit: Emit, options: Mapping[str, Any] | None = None) -> None:
         """Start recording; nothing happens when it is recording already. Raises GroupUnavailable."""
         if self._current is not None:
             return
@@ -272,7 +265,7 @@ class OpsGroup:
         self._gate.after_step = None
         self._uninstall()
 
-    def bulk(self) -> list[tuple[dict[str, Any], dict[str, tuple[str, bytes]]]]:
+    def bulk(self) -> list[Bulk]:
         """The recordings finished since the last call, each as (header, columns)."""
         finished, self._finished = self._finished, []
         return [profiler.columns() for profiler in finished]
@@ -287,32 +280,15 @@ class OpsGroup:
         self._gate.run_between_steps(lambda: profiler.pause(why))
 
     def _install(self, paths: Iterable[str]) -> None:
+        """Wrap those of the step functions that are there. One that a stranger's wrapper lies upon still has the gate:
+        it counts steps as before, and does nothing else while no recording runs."""
         for path in paths:
-            found = _resolve(path)
-            if found is None or path in self._installed:
-                continue
-            owner, name, original = found
-            wrapper = self._gate.wrap(original)
-            setattr(owner, name, wrapper)
-            self._installed[path] = (owner, name, original, wrapper)
+            self._hooks.setdefault(path, Hook(path, make=lambda hook, function: self._gate.wrap(function)))
+        install_all(self._hooks[path] for path in paths)
 
     def _uninstall(self) -> None:
-        for path, (owner, name, original, wrapper) in list(self._installed.items()):
-            # Somebody who wrapped it after us still calls our wrapper: it stays then, and does nothing.
-            if vars(owner).get(name) is wrapper:
-                setattr(owner, name, original)
-                del self._installed[path]
-
-
-def _resolve(path: str) -> tuple[Any, str, Any] | None:
-    """(class or module, name, function) of "module:Class.function" if that module is loaded and has it."""
-    module, _, names = path.partition(":")
-    owner: Any = sys.modules.get(module)
-    *owners, name = names.split(".")
-    for step in owners:
-        owner = getattr(owner, step, None)
-    function = vars(owner).get(name) if owner is not None else None
-    return (owner, name, function) if callable(function) else None
+        for hook in self._hooks.values():
+            hook.restore()
 
 
 class _Environment:

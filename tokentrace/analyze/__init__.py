@@ -18,7 +18,6 @@ from tokentrace.analyze._passes import PassView, headline, passes
 from tokentrace.analyze._slowest import OperatorRow, operators, slowest
 from tokentrace.analyze._steps import StepRow, TokenRow, steps, tokens
 from tokentrace.analyze._sweep import Gap, Place, by_place, gaps, sweep
-from tokentrace.analyze._text import duration, listed, plural, share
 from tokentrace.layers import load
 from tokentrace.model import DOWN, UP, Trace
 from tokentrace.probe import Finding
@@ -33,10 +32,6 @@ __all__ = [
     "StepRow",
     "TokenRow",
     "analyze",
-    "duration",
-    "listed",
-    "plural",
-    "share",
 ]
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from tokentrace.analyze._passes import PassView
 from tokentrace.analyze._steps import StepRow, decoded
 from tokentrace.analyze._sweep import Place
-from tokentrace.analyze._text import duration, listed
 from tokentrace.model import Trace
+from tokentrace.wording import duration, listed
 
 #: Light passes do not tell these three apart: what happens below `forward` counts as its own.
 MODEL = frozenset((5, 4, 3))

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from tokentrace.analyze import _compare
 from tokentrace.analyze._passes import name_of
-from tokentrace.analyze._text import duration, listed, plural, share
 from tokentrace.model import Trace
 from tokentrace.probe import Finding
+from tokentrace.wording import duration, listed, plural, share
 
 if TYPE_CHECKING:
     from tokentrace.analyze import Analysis
@@ -110,7 +110,7 @@ def _cold(trace: Trace, found: Analysis) -> Iterator[Finding]:
         return
     evidence = f"{duration(cold.wall_ns)} cold, {duration(warm.wall_ns)} warm"
     compiled = next((e.extra_ns for e in found.cold_extra if e.layer == 2 and e.extra_ns > 0), 0)
-    fix = "keep the compile caches between starts, see: tokentrace doctor" if compiled else ""
+    fix = "keep the compile caches between starts: TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR" if compiled else ""
     yield Finding(2 if compiled else 5, found.cold_sentence, evidence, fix, "ok")
 
 
@@ -142,7 +142,13 @@ def _unattributed(trace: Trace, found: Analysis) -> Iterator[Finding]:
     size = f"{duration(main.unattributed_ns)} ({share(main.unattributed_ns, main.wall_ns)})"
     if not any(layer < 8 for layer, _ in main.own):
         sentence = f"{size} of the request lies in the server and on the network, which cannot be seen from here."
-        yield Finding(8, sentence, "", "on the server's machine: tokentrace attach", "unknown")
+        yield Finding(
+            8,
+            sentence,
+            "",
+            "see how the other layers look on the local engine: tokentrace run without --url",
+            "unknown",
+        )
         return
     gap = found.gaps[0]
     evidence = f"longest: {duration(gap.length_ns)} between {gap.before} and {gap.after}, in {gap.around}"
@@ -151,7 +157,7 @@ def _unattributed(trace: Trace, found: Analysis) -> Iterator[Finding]:
 
 def _dilation(trace: Trace, found: Analysis) -> Iterator[Finding]:
     deep, warm = found.passes.get("deep"), found.passes.get("warm")
-    if deep is None or warm is None or deep.dilation is None:
+    if deep is None or warm is None or deep.dilation is None or not any(layer in (3, 4) for layer, _ in deep.own):
         return
     parts = []
     for phase in ("prefill", "decode"):
@@ -159,8 +165,13 @@ def _dilation(trace: Trace, found: Analysis) -> Iterator[Finding]:
         if ratio is not None:
             parts.append(f"{phase} steps {ratio:.2f} times (median)")
     status = "warn" if deep.dilation > STRETCHED else "ok"
-    sentence = f"Deep probing stretched the request to {deep.dilation:.2f} times its warm time"
-    sentence += "; take the shares below a step as rough." if status == "warn" else "."
+    times = f"{deep.dilation:.2f} times its warm time"
+    if deep.dilation < 1:
+        sentence = f"Deep probing did not slow the request: it took {times}."
+    elif status == "warn":
+        sentence = f"Deep probing stretched the request to {times}; take the shares below a step as rough."
+    else:
+        sentence = f"Deep probing stretched the request to {times}."
     yield Finding(4, sentence, ", ".join(parts), "", status)
 
 

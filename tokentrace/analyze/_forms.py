@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 
 from tokentrace.analyze._passes import PassView, name_of
 from tokentrace.analyze._sweep import direction_of
-from tokentrace.analyze._text import plural
 from tokentrace.layers import Layer
 from tokentrace.model import DOWN, UP, Trace
+from tokentrace.wording import plural
 
 Form = tuple[str, str]
 IN, OUT = "tokentrace.form.in", "tokentrace.form.out"

@@ -10,8 +10,8 @@ from typing import Any
 from tokentrace.analyze._passes import PassView, name_of
 from tokentrace.analyze._steps import StepRow
 from tokentrace.analyze._sweep import Gap
-from tokentrace.analyze._text import duration, plural, share
 from tokentrace.model import Trace
+from tokentrace.wording import duration, plural, share
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import click
 from tokentrace.errors import TokentraceError
 from tokentrace.version import __version__
 
-#: name -> (module, object, one line of help). The help stands here so that `tokentrace --help` imports no command.
+#: name -> (module, one line of help). The help stands here so that `tokentrace --help` imports no command.
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("tokentrace.cli.run", "trace one prompt through the eight layers"),
     "list": ("tokentrace.cli.list_", "the saved runs"),

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tokentrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from tokentrace.importers import Imported
+
+#: An import that takes no longer shows no progress.
+_QUIET_S = 1.0
 
 
 @click.command("import")
@@ -32,7 +41,11 @@ def command(
     from tokentrace import importers
     from tokentrace.emit import save
 
-    imported = importers.load(list(files), window=_window(window), step=step, rank=rank)
+    line = _ProgressLine()
+    try:
+        imported = importers.load(list(files), window=_window(window), step=step, rank=rank, progress=line.tell)
+    finally:
+        line.end()
     written: list[str] = []
     if out:
         save(imported.trace, Path(out))
@@ -48,7 +61,8 @@ def command(
             "steps": imported.steps,
             "operators": imported.operators,
             "layers": [
-                {"layer": s.layer, "status": s.status, "reason": s.reason, "fix": s.fix} for s in imported.layers
+                {"layer": s.layer, "status": s.status, "reason": s.reason, "fix": s.fix, "facts": _plain(s.facts)}
+                for s in imported.layers
             ],
             "findings": [
                 {"layer": f.layer, "status": f.status, "sentence": f.sentence, "evidence": f.evidence, "fix": f.fix}
@@ -75,20 +89,61 @@ def _window(text: str | None) -> tuple[int, int] | None:
     return start, end
 
 
-def _print(imported: Any) -> None:
-    figures = imported.figures
-    idle = figures["idle_share"]
+def _plain(facts: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in facts.items() if isinstance(value, (bool, int, float, str))}
+
+
+class _ProgressLine:
+    """The bytes read so far on one line of standard error, on a terminal, when reading takes long."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._due = time.monotonic() + _QUIET_S
+        self._shown = False
+
+    def tell(self, size: int) -> None:
+        if self._terminal and time.monotonic() >= self._due:
+            self._due = time.monotonic() + 0.1
+            self._shown = True
+            self._write(f"{size / 1e6:,.0f} MB read …")
+
+    def end(self) -> None:
+        if self._shown:
+            self._write("")
+
+    @staticmethod
+    def _write(text: str) -> None:
+        sys.stderr.write(f"\r\x1b[2K{text}")
+        sys.stderr.flush()
+
+
+def _idle(figures: dict[str, Any]) -> str:
+    if figures["idle_share"] is not None:
+        return f"{figures['idle_share']:.1%}"
+    if not figures["kernels"]:
+        return "unknown: no kernel in it"
+    if len(figures["devices"]) > 1:
+        return "unknown: several devices"
+    return (
+        "unknown: not every recording shows a device" if figures["span_ns"] else "unknown: the recording has no length"
+    )
+
+
+def _print(imported: Imported) -> None:
+    figures, lost = imported.figures, imported.lost
     click.echo(
         f"{figures['kernels']} kernels, {figures['launches']} launches ({figures['graph_launches']} of graphs), "
         f"{figures['matched']} matched, {figures['orphan_kernels']} kernels without their launch"
     )
-    shown = "unknown: no kernel in it" if idle is None else f"{idle:.1%}"
-    click.echo(f"GPU busy {figures['busy_ns'] / 1e6:.3f} ms of {figures['span_ns'] / 1e6:.3f} ms; idle share {shown}")
+    busy, span = figures["busy_ns"] / 1e6, figures["span_ns"] / 1e6
+    click.echo(f"GPU busy {busy:.3f} ms of {span:.3f} ms; idle share {_idle(figures)}")
     for kernel in figures["top_kernels"][:5]:
         click.echo(f"  {kernel['total_ns'] / 1e6:10.3f} ms  {kernel['count']:6d} x  {kernel['name'][:90]}")
-    if imported.lost.get("events"):
-        click.echo(f"lost: {imported.lost['events']} events, {imported.lost.get('reason', '')}")
+    if lost["events"] or lost["reason"]:
+        click.echo(f"lost: {lost['events']} events, {lost['reason']}")
     for finding in imported.findings:
         click.echo(f"[{finding.status}] layer {finding.layer}: {finding.sentence}")
+        if finding.evidence:
+            click.echo(f"    evidence: {finding.evidence}")
         if finding.fix:
             click.echo(f"    fix: {finding.fix}")

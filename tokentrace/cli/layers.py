@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
 from tokentrace.errors import TokentraceError
 from tokentrace.layers import Layer, load
-from tokentrace.probe import Finding, ProbeContext
+from tokentrace.probe import ProbeContext
 from tokentrace.registry import create
 
-_WORST = ("fail", "warn", "unknown", "ok")
+#: Layers that lie inside the serving process.
+_INSIDE = frozenset(range(2, 8))
+#: What a layer shows on a machine without GPU.
+_ON_CPU = {
+    3: "no GPU here: the leaf operators; with --compile the C++ kernels too",
+    2: "nothing to compile unless --compile is given",
+}
 
 
 @click.command("layers")
@@ -52,16 +59,33 @@ def _row(layer: Layer) -> dict[str, Any]:
 
 
 def visibility(layer: Layer) -> tuple[str, str, str]:
-    """(status, reason, fix) of a layer on this machine, by its own probe's check."""
+    """(status, reason, fix): can `tokentrace run` see this layer on this machine? `ok`, else why not and what helps.
+
+    Layers inside the serving process are seen by the local engine's agent, so what counts is whether that engine can
+    run here; the others are asked themselves.
+    """
     try:
         probe = create(layer)
-        found: list[Finding] = list(probe.check(ProbeContext(mode="local", pass_name="check", deep=True)))
+        if layer.number in _INSIDE:
+            _local_engine_runs()
+            return "ok", _ON_CPU.get(layer.number, "") if not _device_node() else "", ""
+        found = list(probe.check(ProbeContext(mode="local", pass_name="check", deep=True)))
     except TokentraceError as error:
-        return "unknown", str(error), error.fix
-    if not found:
+        return "unseen", str(error), error.fix
+    if not found or any(finding.status == "ok" for finding in found):
         return "ok", "", ""
-    worst = min(found, key=lambda finding: _WORST.index(finding.status))
-    return worst.status, worst.sentence, worst.fix
+    return "unseen", "; ".join(finding.sentence for finding in found), found[0].fix
+
+
+def _local_engine_runs() -> None:
+    from tokentrace.engines.local.loading import check_transformers
+
+    check_transformers()
+
+
+def _device_node() -> bool:
+    """Is there a GPU's device file? (Asking torch would take seconds.)"""
+    return any(Path(path).exists() for path in ("/dev/nvidia0", "/dev/kfd"))
 
 
 def _table(rows: list[dict[str, Any]]) -> None:
@@ -69,13 +93,19 @@ def _table(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = Console(highlight=False)
     table = Table(box=box.SIMPLE_HEAD if sys.stdout.isatty() else box.ASCII, pad_edge=False)
     table.add_column("layer", no_wrap=True)
     table.add_column("question", overflow="fold")
     table.add_column("probe", no_wrap=True)
-    table.add_column("here", overflow="fold")
+    table.add_column("here", no_wrap=True)
     for row in rows:
-        here = "ok" if row["status"] == "ok" else f"{row['status']}: {row['reason']}"
-        table.add_row(f"{row['number']} {row['title']}", row["question"], row["probe"].rpartition(":")[2], here)
+        table.add_row(
+            f"{row['number']} {row['title']}", row["question"], row["probe"].rpartition(":")[2], row["status"]
+        )
     console.print(table)
+    for row in rows:
+        if row["reason"]:
+            console.print(f"layer {row['number']} {row['status']}: {row['reason']}", markup=False)
+        if row["fix"]:
+            console.print(f"    to see it: {row['fix']}", markup=False)

@@ -21,14 +21,12 @@ def command(as_json: bool) -> None:
     if as_json:
         import orjson
 
-        rows = [
-            {"run": name, **{k: r.get(k) for k in ("trace_id", "reply", "model", "wall_ns", "ttft_ns")}}
-            for name, r in found
-        ]
+        keys = ("trace_id", "reply", "model", "wall_ns", "ttft_ns")
+        rows = [{"run": name, **{key: getattr(report, key) for key in keys}} for name, report in found]
         click.echo(orjson.dumps({"schema": "tokentrace.list/1", "runs": rows}, option=orjson.OPT_INDENT_2).decode())
         return
     if not found:
         click.echo('there is no saved run; make one: tokentrace run "Hi"')
     for name, report in found:
-        reply = " ".join(str(report.get("reply") or "").split())[:50]
-        click.echo(f"{name}  {report['wall_ns'] / 1e6:8.0f} ms  {report.get('model') or '-'}  {reply}")
+        reply = " ".join(report.reply.split())[:50]
+        click.echo(f"{name}  {report.wall_ns / 1e6:8.0f} ms  {report.model or '-'}  {reply}")

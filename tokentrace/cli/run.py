@@ -94,6 +94,7 @@ def command(
             once=once,
             detail=detail,
             compile=compiled,
+            timeout_s=timeout,
             out=Path(out) if out else None,
             output=Path(output) if output else None,
             otlp=otlp,

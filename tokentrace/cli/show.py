@@ -4,30 +4,39 @@ from __future__ import annotations
 
 import click
 
+from tokentrace.errors import UsageError
+
 
 @click.command("show")
 @click.argument("run", required=False)
 @click.option("--detail", is_flag=True, help="Show the steps too.")
+@click.option("--tree", is_flag=True, help="Show the spans as a tree instead.")
+@click.option("--pass", "pass_name", default="", help="With --tree: only this pass (cold, warm, deep, once).")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--no-color", is_flag=True, help="No colours.")
-def command(run: str | None, detail: bool, as_json: bool, no_color: bool) -> None:
+def command(run: str | None, detail: bool, tree: bool, pass_name: str, as_json: bool, no_color: bool) -> None:
     """The report of RUN (default: the newest): its name or a part of it, or a .jsonl file.
 
     \b
     Examples:
       tokentrace show
       tokentrace show 20261130-101500 --detail
+      tokentrace show --tree --pass warm
     """
     from rich.console import Console
 
     from tokentrace import emit, report, runs
-    from tokentrace.emit.terminal import print_report
+    from tokentrace.emit.terminal import print_report, print_tree
 
-    path = runs.find(run)
-    whole = path.with_name(runs.DETAIL)
-    if path.name == runs.TRACE and whole.is_file():
-        path = whole
-    built = report.build(emit.load(path))
+    path = runs.whole(runs.find(run))
+    trace = emit.load(path)
+    known = list(trace.meta.get("passes") or ())
+    if pass_name and pass_name not in known:
+        raise UsageError(f"this run has no {pass_name} pass", fix=f"it has: {', '.join(known) or 'none'}")
+    if tree:
+        print_tree(trace, color=False if no_color else None, pass_name=pass_name)
+        return
+    built = report.build(trace)
     built.files = [str(path)]
     if as_json:
         import orjson

@@ -57,20 +57,20 @@ def timed_out(facts: Facts) -> EndpointError:
     if wire.limit == "total":
         return failure(
             "TT827",
-            f"the whole reply did not arrive in time, {_so_far(facts)}",
+            f"the whole reply did not arrive in time, {so_far(facts)}",
             "raise the total limit, or lower --max-tokens",
         )
     if facts.text_chunks or (wire.body_begun and facts.keepalives == 0):
         return failure(
             "TT826",
-            f"nothing more came for {seconds} {_so_far(facts)}",
+            f"nothing more came for {seconds} {so_far(facts)}",
             "look at the server's log at that time, or raise --timeout",
         )
     alive = f"; {facts.keepalives} keep-alives came, so it was still at work" if facts.keepalives else ""
     return failure(
         "TT825",
         f"{facts.where} took the request but sent no token within {seconds}{alive}",
-        "raise --timeout if the model is slow or busy; tokentrace doctor tells busy from stuck",
+        "raise --timeout if the model is slow or busy; the server's /metrics tells busy from stuck",
     )
 
 
@@ -82,19 +82,33 @@ def broken_stream(facts: Facts) -> EndpointError:
     how = "was reset" if reset else "was closed in the middle of a chunk" if _cut(facts) else "failed"
     return failure(
         "TT860",
-        f"the connection broke {_so_far(facts)}: it {how} before the reply was whole",
+        f"the connection broke {so_far(facts)}: it {how} before the reply was whole",
         "look at the log of the server, and of any gateway before it, at that time",
         f"finish_reason: {facts.finish_reason or 'none'}, [DONE]: {'came' if facts.saw_done else 'did not come'}",
     )
 
 
+def speaks_https(facts: Facts) -> EndpointError:
+    return failure(
+        "TT814",
+        f"{facts.where} speaks https, not plain http",
+        f"use {facts.base_url.replace('http://', 'https://', 1)}",
+    )
+
+
+def proxy_wants_password(facts: Facts) -> EndpointError:
+    return failure(
+        "TT821",
+        f"the proxy {facts.wire.proxy or 'on the way'} wants a user name and password (407)",
+        "put them into its URL: http://user:password@host:port",
+    )
+
+
 def so_far(facts: Facts) -> str:
+    """How much of the reply had come, to end a sentence with."""
     count, seconds = facts.text_chunks, facts.elapsed_ns / 1e9
     # A chunk usually holds one token, but may hold several.
     return f"after {count} token{'' if count == 1 else 's'}, {seconds:.2f} s"
-
-
-_so_far = so_far
 
 
 def _no_name(facts: Facts, error: socket.gaierror) -> EndpointError:
@@ -199,11 +213,7 @@ def _no_answer(facts: Facts, chain: list[BaseException]) -> EndpointError:
     wire = facts.wire
     start = wire.first_bytes
     if start[:1] == b"\x15" and start[1:2] == b"\x03":  # a TLS alert
-        return failure(
-            "TT814",
-            f"{facts.where} speaks https, not plain http",
-            f"use {facts.base_url.replace('http://', 'https://', 1)}",
-        )
+        return speaks_https(facts)
     if start and not start.startswith(b"HTTP/"):
         seen = "".join(chr(b) if 32 <= b < 127 else "." for b in start[:40])
         return failure(
@@ -230,11 +240,7 @@ def _no_answer(facts: Facts, chain: list[BaseException]) -> EndpointError:
 def _proxy_refused(facts: Facts, said: str) -> EndpointError:
     proxy = facts.wire.proxy
     if said.startswith("407"):
-        return failure(
-            "TT821",
-            f"the proxy {proxy} wants a user name and password (407)",
-            "put them into its URL: http://user:password@host:port",
-        )
+        return proxy_wants_password(facts)
     return failure("TT821", f"the proxy {proxy} did not pass the request on ({said})", _proxy_fix(proxy))
 
 

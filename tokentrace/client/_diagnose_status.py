@@ -6,10 +6,12 @@ import posixpath
 import re
 from collections.abc import Sequence
 from difflib import SequenceMatcher
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
+from tokentrace.client._diagnose_network import proxy_wants_password, speaks_https
 from tokentrace.client.causes import failure, one_line, some_lines
 from tokentrace.client.facts import Facts
+from tokentrace.client.urls import redirected
 from tokentrace.errors import EndpointError
 
 _NO_TEMPLATE = re.compile(
@@ -42,19 +44,11 @@ def status_failure(facts: Facts) -> EndpointError:
     """For any status that is not 2xx."""
     status = facts.status
     if _HTTPS_PORT.search(facts.text):
-        return failure(
-            "TT814",
-            f"{facts.where} speaks https, not plain http",
-            f"use {facts.base_url.replace('http://', 'https://', 1)}",
-        )
+        return speaks_https(facts)
     if 300 <= status < 400:
         return _redirect(facts)
     if status == 407:
-        return failure(
-            "TT821",
-            f"the proxy {facts.wire.proxy or 'on the way'} wants a user name and password (407)",
-            "put them into its URL: http://user:password@host:port",
-        )
+        return proxy_wants_password(facts)
     if status == 401:
         return _unauthorised(facts)
     if (found := said_failure(facts, status)) is not None:
@@ -67,7 +61,7 @@ def status_failure(facts: Facts) -> EndpointError:
         return failure(
             "TT842",
             f"{facts.who} does not take POST at {urlsplit(facts.url).path} (405)",
-            _root_fix(facts, "check the path of the base URL"),
+            root_fix(facts, "check the path of the base URL"),
             _detail(facts),
         )
     if status == 413:
@@ -161,7 +155,7 @@ def _not_found(facts: Facts) -> EndpointError:
             "it may serve no chat models; see its documentation",
             _detail(facts),
         )
-    return failure("TT840", f"{path} does not exist on {facts.where} (404)", _root_fix(facts), _detail(facts))
+    return failure("TT840", f"{path} does not exist on {facts.where} (404)", root_fix(facts), _detail(facts))
 
 
 def _unauthorised(facts: Facts) -> EndpointError:
@@ -212,7 +206,7 @@ def _forbidden(facts: Facts) -> EndpointError:
 def _limited(facts: Facts) -> EndpointError:
     wait = facts.headers.get("retry-after", "")
     left = [f"{k}: {v}" for k, v in facts.headers.items() if k.startswith("x-ratelimit")]
-    detail = "\n".join([one_line(x, 120) for x in left[:4]] + ([_detail(facts)] if _detail(facts) else []))
+    detail = "\n".join(filter(None, [*(one_line(x, 120) for x in left[:4]), _detail(facts)]))
     if re.search(r"insufficient_quota|quota|billing|credit|balance", f"{facts.said} {facts.error_code}", re.IGNORECASE):
         return failure(
             "TT845", f"the account's quota is used up (429){_said(facts)}", "check its plan and billing", detail
@@ -296,7 +290,10 @@ def context_numbers(said: str) -> tuple[int, int, int]:
 
 
 def _redirect(facts: Facts) -> EndpointError:
-    target = urljoin(facts.url, facts.headers.get("location", ""))
+    target = redirected(facts.url, facts.headers.get("location", ""))
+    if not target:
+        said = f"the server sends the request on to something that is no address ({facts.status})"
+        return failure("TT849", said, "check the base URL, and the gateway before the server")
     parts, here = urlsplit(target), urlsplit(facts.url)
     place = f"{parts.scheme}://{parts.netloc}{parts.path}"
     login = re.search(r"login|signin|sign-in|oauth|sso", place, re.IGNORECASE)
@@ -311,19 +308,16 @@ def _redirect(facts: Facts) -> EndpointError:
     same = (parts.scheme, parts.netloc) == (here.scheme, here.netloc)
     why = "" if same else ", and a key must not follow to another host"
     return failure(
-        "TT849", f"the server sends the request on to {one_line(place)} ({facts.status}){why}", f"use {root}", ""
+        "TT849", f"the server sends the request on to {one_line(place)} ({facts.status}){why}", f"use {root}"
     )
 
 
-def _root_fix(facts: Facts, otherwise: str = "") -> str:
+def root_fix(facts: Facts, otherwise: str = "") -> str:
     if facts.better_base:
         return f"use {facts.better_base}"
     if re.search(r"/v\d+[a-z0-9]*$", facts.base_url):
         return otherwise or "check the base URL; the chat route is looked for under it"
     return f"most servers keep the API under /v1: try {facts.base_url}/v1"
-
-
-root_fix = _root_fix
 
 
 def _said(facts: Facts) -> str:

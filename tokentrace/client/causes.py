@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokentrace.errors import EndpointError
+from tokentrace.errors import ConfigError, EndpointError
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,11 @@ def failure(check: str, message: str, fix: str, detail: str = "") -> EndpointErr
     return EndpointError(
         one_line(message, 400), fix=one_line(fix, 400), layer=CAUSES[check].layer, detail=detail, check=check
     )
+
+
+def of_setting(error: ConfigError) -> EndpointError:
+    """The same said of a request: a setting that it needed cannot be used."""
+    return EndpointError(str(error), fix=error.fix, layer=error.layer or 8, detail=error.detail, check="TT801")
 
 
 def one_line(text: str, limit: int = 200) -> str:

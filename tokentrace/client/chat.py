@@ -17,18 +17,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 import orjson
 
-from tokentrace.client.causes import failure, one_line
+from tokentrace.client import lookaround
+from tokentrace.client.causes import failure, of_setting, one_line
 from tokentrace.client.diagnose import diagnose, error_type, reply_notes, wants_look
-from tokentrace.client.facts import Facts
+from tokentrace.client.facts import KEPT_BYTES, Facts
 from tokentrace.client.fetch import facts_of
 from tokentrace.client.reply import Reply
 from tokentrace.client.settings import Endpoint
-from tokentrace.client.sse import SseTooLong
-from tokentrace.client.transport import BodyTooLong, Outgoing, Response, UnknownCoding, exchange, merge, prepare
+from tokentrace.client.transport import Outgoing, Response, exchange, failures, merge, prepare
+from tokentrace.client.urls import redirected
 from tokentrace.client.wire import Timeouts, Wire
 from tokentrace.errors import ConfigError, EndpointError
 from tokentrace.exchange import Exchange, Phase
@@ -37,10 +38,9 @@ _MAX_CHANGES = 3
 _MAX_WAIT_S = 60.0
 #: After [DONE] the end of the message is waited for this long, so that the server sees an orderly end.
 _DRAIN_S = 1.0
-_ERROR_BODY_BYTES = 65_536
 _KEPT_HEADERS = re.compile(
     r"^(server|via|date|content-type|retry-after|x-request-id|request-id|cf-ray|x-served-by|age|x-cache|"
-    r"openai-(version|processing-ms|organization)|x-ratelimit-.*|x-envoy-.*|x-litellm-.*|server-timing|location)$"
+    r"openai-(version|processing-ms|organization)|x-ratelimit-.*|x-envoy-.*|x-litellm-.*|server-timing)$"
 )
 
 
@@ -138,9 +138,7 @@ class _Call:
     def _choose_model(self, request: dict[str, Any]) -> None:
         if request.get("model"):
             return
-        from tokentrace.client.lookaround import model_ids
-
-        known = model_ids(self.endpoint)
+        known = lookaround.model_ids(self.endpoint)
         if known and len(known) > 1:
             raise failure(
                 "TT841",
@@ -174,8 +172,6 @@ class _Call:
 
     def _once(self, request: dict[str, Any]) -> Facts:
         """One HTTP exchange; the facts of how it went. What arrives goes into the exchange."""
-        import httpcore
-
         from tokentrace.client.network import Stopped
 
         x = self.x
@@ -199,17 +195,7 @@ class _Call:
             end_ns = wire.last_read_ns
         except (KeyboardInterrupt, Stopped):
             self._interrupted()
-        except (
-            httpcore.NetworkError,
-            httpcore.ProtocolError,
-            httpcore.TimeoutException,
-            httpcore.ProxyError,
-            OSError,
-            BodyTooLong,
-            SseTooLong,
-            UnknownCoding,
-            ConfigError,
-        ) as error:
+        except failures() as error:
             if reply.done:  # the reply is whole; only the message's own end is missing
                 end_ns = wire.last_read_ns
                 x.notes.append("after [DONE] the connection was not ended properly")
@@ -233,7 +219,6 @@ class _Call:
         x = self.x
         facts.status, facts.headers = response.status, response.headers
         x.status_code, x.http_version = response.status, response.http_version
-        x.content_type = response.headers.get("content-type", "")
         x.response_headers = {k: v[:500] for k, v in response.headers.items() if _KEPT_HEADERS.match(k)}
 
     def _read(self, response: Response, reply: Reply, wire: Wire, limits: Timeouts) -> None:
@@ -247,7 +232,7 @@ class _Call:
         if facts.error is not None:
             return ""
         if facts.status in (307, 308):
-            target = urljoin(self.url, facts.headers.get("location", ""))
+            target = redirected(self.url, facts.headers.get("location", ""))
             if urlsplit(target)[:2] == urlsplit(self.url)[:2] and target != self.url:
                 self.url = target
                 return (
@@ -296,22 +281,18 @@ class _Call:
             if x.usage is None:
                 x.notes.append("the server sent no usage: how many tokens there were is not known")
             return
-        if wants_look(error, facts) or error.check in ("TT810", "TT811", "TT812"):
-            from tokentrace.client import lookaround
-
-            try:
-                if wants_look(error, facts):
-                    lookaround.look(self.endpoint, facts, error.check)
-                else:
-                    lookaround.look_at_certificate(self.endpoint, facts)
-            except KeyboardInterrupt:
-                x.notes.append("interrupted")
-            error = diagnose(facts) or error
-        self._failed(error)
+        try:
+            if wants_look(error, facts):
+                lookaround.look(self.endpoint, facts, error.check)
+            elif error.check in ("TT810", "TT811", "TT812"):
+                lookaround.look_at_certificate(self.endpoint, facts)
+        except KeyboardInterrupt:
+            x.notes.append("interrupted")
+        self._failed(diagnose(facts) or error)
 
     def _failed(self, error: EndpointError | ConfigError) -> None:
         if not isinstance(error, EndpointError):
-            error = EndpointError(str(error), fix=error.fix, layer=error.layer or 8, detail=error.detail, check="TT801")
+            error = of_setting(error)
         self.x.error = error
         self.x.error_type = error_type(error, self.x.status_code)
         if self.x.text or self.x.reasoning:
@@ -358,6 +339,6 @@ def _beginning(response: Response) -> bytes:
     body = b""
     for data in response.chunks:
         body += data
-        if len(body) >= _ERROR_BODY_BYTES:
+        if len(body) >= KEPT_BYTES:
             break
-    return body[:_ERROR_BODY_BYTES]
+    return body[:KEPT_BYTES]

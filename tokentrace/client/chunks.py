@@ -18,7 +18,7 @@ from tokentrace.client.sse import Event
 
 @dataclass(slots=True)
 class Piece:
-    """A part of one event: its kind (see exchange.CHUNK_KINDS), text and choice."""
+    """A part of one event: its kind (see exchange.Chunk), text and choice."""
 
     kind: str
     text: str = ""

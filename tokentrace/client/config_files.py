@@ -42,12 +42,12 @@ class Settings:
 
     where: str
     base_url: str | None = None
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     api_key_env: str | None = None
     model: str | None = None
     timeout_s: float | None = None
     max_retries: int | None = None
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
     warnings: list[str] = field(default_factory=list)
 
 
@@ -56,8 +56,8 @@ class File:
     """A parsed file. `default` is the profile it names for when none is asked for."""
 
     path: Path
-    lines: list[str]
-    data: dict[str, Any]
+    lines: list[str] = field(repr=False)
+    data: dict[str, Any] = field(repr=False)
     default: str = ""
 
     @property
@@ -143,9 +143,12 @@ def settings(file: File, profile: str, env: Mapping[str, str]) -> Settings:
                 "api_key_env names a variable instead"
             )
     elif found.api_key_env is not None and not env.get(found.api_key_env):
+        where = _at(file, "api_key_env", section)
+        if not re.fullmatch(r"[A-Z_][A-Z0-9_]{0,79}", found.api_key_env):  # perhaps the key itself: not shown
+            raise ConfigError(f"{where}: api_key_env names no variable that is set", fix="name a variable", layer=8)
         raise ConfigError(
-            f"{_at(file, 'api_key_env', section)}: the environment variable {found.api_key_env[:80]} is not set",
-            fix=f"export {found.api_key_env[:80]}=… in this shell",
+            f"{where}: the environment variable {found.api_key_env} is not set",
+            fix=f"export {found.api_key_env}=… in this shell",
             layer=8,
         )
     return found
@@ -231,11 +234,17 @@ def _timeout(file: File, key: str, value: Any, env: Mapping[str, str], section: 
 def _headers(file: File, value: Any, env: Mapping[str, str], section: str) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
         raise _wrong(file, "headers", "must be a table of texts", section)
-    headers = {str(k): _expand(file, str(k), v, env, section) for k, v in value.items()}
+    headers = {str(k): _expand(file, str(k), v, env, section).strip() for k, v in value.items()}
     for name, text in headers.items():
-        if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name) or not re.fullmatch(r"[\t\x20-\x7e\x80-\xff]*", text):
+        if not sendable(name, text):
             raise _wrong(file, name, "cannot be sent as a header", section)
     return headers
+
+
+def sendable(name: str, value: str) -> bool:
+    """Can this be a header of a request (RFC 9110, section 5)?"""
+    named = re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name) is not None
+    return named and value == value.strip() and re.fullmatch(r"[\t\x20-\x7e\x80-\xff]*", value) is not None
 
 
 def _number(text: str) -> Any:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from tokentrace.client._diagnose_network import network_failure
 from tokentrace.client._diagnose_reply import reply_failure, reply_notes
 from tokentrace.client._diagnose_status import nearest, status_failure
-from tokentrace.client.causes import CAUSES, failure
+from tokentrace.client.causes import CAUSES, failure, of_setting
 from tokentrace.client.facts import Facts
+from tokentrace.client.sse import SseTooLong
+from tokentrace.client.transport import BodyTooLong, UnknownCoding
 from tokentrace.errors import ConfigError, EndpointError
 
 __all__ = ["diagnose", "error_type", "nearest", "reply_notes", "wants_look"]
@@ -24,12 +26,11 @@ def diagnose(facts: Facts) -> EndpointError | None:
     if isinstance(error, EndpointError):
         return error
     if isinstance(error, ConfigError):
-        return EndpointError(str(error), fix=error.fix, layer=error.layer or 8, detail=error.detail, check="TT801")
+        return of_setting(error)
     if error is not None:
-        name = type(error).__name__
-        if name in ("BodyTooLong", "SseTooLong"):
+        if isinstance(error, (BodyTooLong, SseTooLong)):
             return failure("TT851", f"{facts.where} sent no sensible answer: {error}", "check the base URL")
-        if name == "UnknownCoding":
+        if isinstance(error, UnknownCoding):
             return failure(
                 "TT829",
                 f"the answer is compressed ({error}) although that was not asked for",

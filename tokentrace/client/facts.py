@@ -9,7 +9,11 @@ from urllib.parse import urlsplit
 
 from tokentrace.client.certificates import Certificate
 from tokentrace.client.chunks import error_in, error_message, parse_json
+from tokentrace.client.urls import bracketed
 from tokentrace.client.wire import Wire
+
+#: Of a body, this much of its beginning is kept for the diagnosis.
+KEPT_BYTES = 65_536
 
 #: Names in the Server header (or telling headers) of things that stand before a server.
 _GATEWAYS = {
@@ -63,8 +67,7 @@ class Facts:
     def where(self) -> str:
         """The server, as host:port."""
         parts = urlsplit(self.url)
-        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-        return f"{host}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+        return f"{bracketed(parts.hostname or '')}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
 
     @property
     def content_type(self) -> str:

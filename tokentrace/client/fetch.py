@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from tokentrace.client import keys
 from tokentrace.client.diagnose import diagnose
-from tokentrace.client.facts import Facts
+from tokentrace.client.facts import KEPT_BYTES, Facts
 from tokentrace.client.settings import Endpoint
-from tokentrace.client.transport import BodyTooLong, Outgoing, UnknownCoding, exchange
+from tokentrace.client.transport import Outgoing, exchange, failures
 from tokentrace.client.wire import Timeouts, Wire
-from tokentrace.errors import ConfigError, EndpointError
+from tokentrace.errors import EndpointError
 
 #: vLLM's /metrics has some hundred kB.
 MAX_BYTES = 8 * 2**20
@@ -57,8 +57,6 @@ def fetch(
 ) -> Answer:
     """The answer, whatever its status. `timeout_s` is for all of it. Raises EndpointError when none came."""
     environ = os.environ if environ is None else environ
-    import httpcore
-
     wire = Wire()
     limits = Timeouts(timeout_s, timeout_s, timeout_s, timeout_s)
     facts = facts_of(endpoint, url, wire, timeout_s, environ)
@@ -69,16 +67,7 @@ def fetch(
             return Answer(response.status, response.headers, response.read(max_bytes))
         finally:
             response.close()
-    except (
-        httpcore.NetworkError,
-        httpcore.ProtocolError,
-        httpcore.TimeoutException,
-        httpcore.ProxyError,
-        OSError,
-        BodyTooLong,
-        UnknownCoding,
-        ConfigError,
-    ) as error:
+    except failures() as error:
         facts.error = error
         found = diagnose(facts)
         assert found is not None
@@ -89,6 +78,6 @@ def failed(endpoint: Endpoint, url: str, answer: Answer, timeout_s: float) -> En
     """The diagnosis of an answer that is not 2xx."""
     facts = facts_of(endpoint, url, Wire(), timeout_s, os.environ)
     facts.wire.host, facts.wire.port = endpoint.host, endpoint.port
-    facts.status, facts.headers, facts.body = answer.status, answer.headers, answer.body[:65_536]
+    facts.status, facts.headers, facts.body = answer.status, answer.headers, answer.body[:KEPT_BYTES]
     found = diagnose(facts)
     return found or EndpointError(f"{url} answered with status {answer.status}", layer=8)

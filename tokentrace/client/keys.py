@@ -8,7 +8,8 @@ import json
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl
 
 from tokentrace.errors import ConfigError
 
@@ -31,13 +32,15 @@ KEY_VARIABLES = (
     "ANTHROPIC_API_KEY",
     "HF_TOKEN",
 )
+#: Headers and fields of a query that hold a key.
+_SECRET_NAME = re.compile(r"auth|key|token|secret|cookie|password|^sig", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyReading:
     """`key` is what may be sent ("" for nothing), `malformed` why it is probably not a key."""
 
-    key: str
+    key: str = field(repr=False)
     malformed: str = ""
 
 
@@ -89,6 +92,13 @@ def hint(key: str, now_s: float | None = None) -> str:
             return f"the key is an OAuth token that expired {_ago(now_s - expires)} ago"
         return "the key is an OAuth token (JWT), which many APIs refuse where they want an API key"
     return ""
+
+
+def secrets(headers: Mapping[str, str], query: str = "") -> list[bytes]:
+    """The keys that a request sends, for whoever must not repeat them. Words that may stand in any text are none."""
+    named = [*headers.items(), *parse_qsl(query)]
+    values = {value.rpartition(" ")[2] for name, value in named if _SECRET_NAME.search(name)}
+    return [v.encode("latin-1", "replace") for v in values if len(v) >= 16 or (len(v) >= 8 and re.search(r"\d", v))]
 
 
 def set_variables(env: Mapping[str, str]) -> tuple[str, ...]:

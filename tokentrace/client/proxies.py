@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
-from tokentrace.client.urls import is_loopback
+from tokentrace.client.urls import bracketed, is_loopback
 from tokentrace.errors import ConfigError
 
 
@@ -28,8 +28,7 @@ class ProxyChoice:
 
     @property
     def shown(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port} ({self.variable})"
+        return f"{bracketed(self.host)}:{self.port} ({self.variable})"
 
 
 def choose(scheme: str, host: str, port: int, env: Mapping[str, str]) -> ProxyChoice | None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tokentrace.client.chunks import Reading, parse_json, read_event, read_object
-from tokentrace.client.facts import Facts
+from tokentrace.client.facts import KEPT_BYTES, Facts
 from tokentrace.client.sse import Comment, Event, SseParser
 from tokentrace.client.transport import MAX_BODY_BYTES, BodyTooLong
-from tokentrace.exchange import Chunk, Exchange
+from tokentrace.exchange import TOKEN_KINDS, Chunk, Exchange
 
-_KEEP_BYTES = 65_536
 _SSE_STARTS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
@@ -32,10 +31,6 @@ class Reply:
         self.done = False
         self.display_error = ""
 
-    @property
-    def streamed(self) -> bool:
-        return self._mode == "sse"
-
     def feed(self, data: bytes, now_ns: int) -> None:
         """Bytes that left the socket at `now_ns`. Raises SseTooLong, BodyTooLong."""
         self._last_ns = now_ns
@@ -52,8 +47,8 @@ class Reply:
                 raise BodyTooLong(f"the answer is longer than {MAX_BODY_BYTES:,} bytes")
             return
         self._exchange.streamed = True
-        if not self._facts.events and len(self._facts.body) < _KEEP_BYTES:
-            self._facts.body += data[: _KEEP_BYTES - len(self._facts.body)]
+        if not self._facts.events and len(self._facts.body) < KEPT_BYTES:
+            self._facts.body += data[: KEPT_BYTES - len(self._facts.body)]
         for item in self._parser.feed(data):
             self._take(item, now_ns)
 
@@ -63,7 +58,7 @@ class Reply:
             self._whole.append(self._start)
         body = b"".join(self._whole)
         if body:
-            self._facts.body = body[:_KEEP_BYTES]
+            self._facts.body = body[:KEPT_BYTES]
             self._read_whole(body)
         rest = self._parser.close()
         if rest is not None and not self.done:
@@ -129,7 +124,7 @@ class Reply:
                 self.done = exchange.saw_done = facts.saw_done = True
             if piece.choice:
                 continue
-            if piece.kind in ("content", "reasoning", "tool"):
+            if piece.kind in TOKEN_KINDS:
                 facts.text_chunks += 1
             if piece.kind == "reasoning":
                 self._reasoning.append(piece.text)

@@ -1,6 +1,6 @@
 """One HTTP exchange over `network`: proxy, certificates, headers, bounded bodies. No redirect is followed here.
 
-The key goes into the Authorization header and nowhere else.
+The key goes into the Authorization header and nowhere else; where a server sends it back, nobody above sees it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from tokentrace.client import proxies
+from tokentrace.client import config_files, keys, proxies
 from tokentrace.client.settings import Endpoint
+from tokentrace.client.sse import SseTooLong
+from tokentrace.client.urls import bracketed
 from tokentrace.client.wire import Timeouts, Wire
 from tokentrace.errors import ConfigError
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES = 32 * 2**20
 USER_AGENT = "tokentrace"
+_HIDDEN = b"(hidden)"
 
 
 class BodyTooLong(Exception):
@@ -68,7 +71,15 @@ class Outgoing:
     method: str
     url: str
     body: bytes = b""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """What ends an exchange or the reading of its body, beside `network.Stopped`; httpcore is imported only then."""
+    import httpcore
+
+    broken = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, httpcore.ProxyError, OSError)
+    return (*broken, BodyTooLong, SseTooLong, UnknownCoding, ConfigError)
 
 
 def prepare(endpoint: Endpoint, environ: Mapping[str, str]) -> None:
@@ -89,7 +100,7 @@ def exchange(
 ) -> Response:
     """Send and read up to the headers. `wire` is filled in as it goes.
 
-    Raises httpcore's exceptions, OSError, network.Stopped, and ConfigError for an unusable proxy or CA variable.
+    Raises what `failures` lists (ConfigError for a proxy, CA variable or header that cannot be used), network.Stopped.
     """
     import httpcore
 
@@ -114,17 +125,18 @@ def exchange(
         **({"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}),
     }
     headers = merge(merge(headers, endpoint.headers), request.headers)
-    raw = [(name.encode("ascii"), value.encode("latin-1", "replace")) for name, value in headers.items()]
+    raw = [_header(name, value) for name, value in headers.items()]
+    hidden = keys.secrets(headers, target.query)
     asked = httpcore.Request(request.method, request.url, headers=raw, content=request.body or None)
     try:
         response = pool.handle_request(asked)
     except BaseException:
         pool.close()
         raise
-    answered = {n.decode("latin-1").lower(): v.decode("latin-1") for n, v in response.headers}
+    answered = {n.decode("latin-1").lower(): _hide(v, hidden).decode("latin-1") for n, v in response.headers}
     version = bytes(response.extensions.get("http_version", b"HTTP/1.1")).decode("ascii", "replace")
     done = Response(response.status, answered, version.removeprefix("HTTP/"), iter(()), lambda: _close(response, pool))
-    done.chunks = _decoded(_counted(response, wire, done), answered.get("content-encoding", ""))
+    done.chunks = _without(_decoded(_counted(response, wire, done), answered.get("content-encoding", "")), hidden)
     return done
 
 
@@ -136,7 +148,7 @@ def _pool(
     more: dict[str, Any] = {"ssl_context": context, "network_backend": backend}
     if proxy is None:
         return httpcore.ConnectionPool(**more)
-    host = f"[{proxy.host}]" if ":" in proxy.host else proxy.host
+    host = bracketed(proxy.host)
     auth = (proxy.username, proxy.password) if proxy.username else None
     if proxy.scheme.startswith("socks"):
         try:
@@ -192,6 +204,32 @@ def merge(headers: dict[str, str], more: Mapping[str, str]) -> dict[str, str]:
     """Headers with `more` in place of those of the same name, however it is written."""
     replaced = {name.lower() for name in more}
     return {**{n: v for n, v in headers.items() if n.lower() not in replaced}, **more}
+
+
+def _header(name: str, value: str) -> tuple[bytes, bytes]:
+    if not config_files.sendable(name, value):
+        raise ConfigError(f"the header {name[:60]!r} cannot be sent", fix="mend its name or its value", layer=8)
+    return name.encode("ascii"), value.encode("latin-1")
+
+
+def _hide(data: bytes, hidden: list[bytes]) -> bytes:
+    for secret in hidden:
+        data = data.replace(secret, _HIDDEN)
+    return data
+
+
+def _without(chunks: Iterator[bytes], hidden: list[bytes]) -> Iterator[bytes]:
+    """The body with the request's keys hidden. What may be a key's beginning waits for the next read."""
+    held = b""
+    for data in chunks:
+        data = _hide(held + data, hidden)
+        near = [s for s in hidden if data[-1:] in s]  # the end of a line, as most reads end, is in no key
+        keep = max((n for s in near for n in range(1, len(s)) if data.endswith(s[:n])), default=0)
+        held = data[len(data) - keep :]
+        if len(data) > keep:
+            yield data[: len(data) - keep]
+    if held:
+        yield held
 
 
 def _counted(response: httpcore.Response, wire: Wire, done: Response) -> Iterator[bytes]:

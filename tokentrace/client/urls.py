@@ -9,7 +9,7 @@ import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 from tokentrace.errors import ConfigError
 
@@ -58,7 +58,7 @@ def normalise(text: str, source: str = "") -> BaseUrl:
     if match is None:
         if re.match(r"^https?:", raw, re.IGNORECASE):
             mended = re.sub(r"^(https?):/*", r"\1://", raw, flags=re.IGNORECASE)
-            raise wrong("lacks a slash after the colon", f"write {mended}")
+            raise wrong("lacks a slash after the colon", f"write {_shown(mended)}")
         scheme = "http" if _looks_local(raw) else "https"
         raw = f"{scheme}://{raw}"
         notes.append(f"the base URL has no scheme; {scheme}:// was taken")
@@ -100,6 +100,21 @@ def server_root(base_url: str) -> str:
     """The base URL without its version: where a server keeps /metrics, /tokenize, /version."""
     head, _, last = base_url.rpartition("/")
     return head if _VERSION.fullmatch(last) and not head.endswith("/") else base_url
+
+
+def redirected(url: str, location: str) -> str:
+    """Where a redirect from `url` leads; "" when no request could go there."""
+    try:
+        target = urljoin(url, location)
+        usable = urlsplit(target).port != 0  # reading it checks it
+    except ValueError:
+        return ""
+    return target if usable and target.isascii() and target.isprintable() and " " not in target else ""
+
+
+def bracketed(host: str) -> str:
+    """The host as it stands in a URL: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 def _path(path: str, notes: list[str], origin: str, wrong: _Wrong) -> str:
@@ -166,11 +181,11 @@ def _ascii_host(host: str, wrong: _Wrong) -> str:
 
 
 def _origin(scheme: str, host: str, port: int) -> str:
-    shown = f"[{host}]" if ":" in host else host
-    return f"{scheme}://{shown}" if port == (443 if scheme == "https" else 80) else f"{scheme}://{shown}:{port}"
+    shown = f"{scheme}://{bracketed(host)}"
+    return shown if port == (443 if scheme == "https" else 80) else f"{shown}:{port}"
 
 
 def _shown(text: str) -> str:
-    """For messages: without user name, password and query values."""
-    text = re.sub(r"//[^/@]*@", "//…@", text)
-    return re.sub(r"([?&][^=&]*)=[^&]*", r"\1=…", text)[:200]
+    """For messages: without user name and password, and without what follows the path. Each may hold a key."""
+    text = re.sub(r"[?#].*", "?…", text, flags=re.DOTALL)
+    return re.sub(r"^(\s*[\"']*(?:[a-zA-Z][a-zA-Z0-9+.-]*:/+)?).*@", r"\1…@", text, flags=re.DOTALL)[:200]

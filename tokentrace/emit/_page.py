@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokentrace.analyze import duration, share
 from tokentrace.emit._signs import ASCII, clean, cut
 from tokentrace.report import LayerRow, Report
+from tokentrace.wording import duration, share
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from tokentrace.errors import LayerError
+from tokentrace.host import this_host
 from tokentrace.layers import by_number
 from tokentrace.model import Trace
 
@@ -124,17 +122,3 @@ def _instance(trace_id: int, attributes: Mapping[str, Any], process: str) -> str
     """`service.instance.id`: the same for one process in one trace, different from any other's."""
     parts = (attributes.get("host.id", ""), attributes.get("process.pid", process), f"{trace_id:032x}")
     return str(uuid.uuid5(uuid.NAMESPACE_OID, "/".join(map(str, parts))))
-
-
-@lru_cache(maxsize=1)
-def this_host() -> dict[str, str]:
-    """`host.id` (systemd's machine id, see machine-id(5); else the host name) and `host.name` of this machine."""
-    name = socket.gethostname()
-    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
-        try:
-            text = Path(path).read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError):
-            continue
-        if text:
-            return {"host.id": text, "host.name": name}
-    return {"host.id": name, "host.name": name}

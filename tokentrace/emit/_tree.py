@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tokentrace.analyze import duration
 from tokentrace.emit._signs import ASCII, clean, cut
 from tokentrace.model import STATUS_ERROR, Trace
+from tokentrace.wording import duration
 
 if TYPE_CHECKING:
     from rich.console import Console

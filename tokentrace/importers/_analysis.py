@@ -30,25 +30,7 @@ class Analysis:
     figures: dict[str, Any]
     step_figures: list[dict[str, Any]]
     operators: list[dict[str, Any]]
-
-
-def duration(ns: int | float) -> str:
-    """'12.3 ms': three digits with the unit that suits."""
-    for limit, unit, size in ((1e3, "ns", 1), (1e6, "µs", 1e3), (1e9, "ms", 1e6)):
-        if abs(ns) < limit * 0.9995:
-            return f"{ns / size:.3g} {unit}"
-    return f"{ns / 1e9:.3g} s" if ns < 1e12 else f"{ns / 1e9:,.0f} s"
-
-
-def share(part: float, whole: float) -> str:
-    value = 100 * part / whole if whole else 0.0
-    return (
-        f"{value:.0f} %"
-        if 1 <= value <= 99 or value in (0, 100)
-        else f"{value:.2g} %"
-        if value < 1
-        else f"{value:.1f} %"
-    )
+    layer: Array  # see _spanning.classify
 
 
 def caveat(found: Analysis) -> str:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokentrace.importers import figures, findings, layers, spans
-from tokentrace.importers._analysis import Analysis, duration, share
+from tokentrace.importers._analysis import Analysis
 from tokentrace.importers.columns import Lost
 from tokentrace.model import Trace
 from tokentrace.probe import Finding, LayerState
+from tokentrace.wording import duration, share
 
 
 @dataclass(slots=True)
@@ -37,6 +38,7 @@ class Collected:
     def __init__(self) -> None:
         self.labels: list[str] = []
         self.figures: list[dict[str, Any]] = []
+        self.kernels: list[tuple[str, int, int]] = []
         self.steps: list[dict[str, Any]] = []
         self.findings: list[tuple[str, list[Finding]]] = []
         self.states: list[list[LayerState]] = []
@@ -52,6 +54,7 @@ class Collected:
         events = found.events
         self.labels.append(label)
         self.figures.append({"label": label, **found.figures})
+        self.kernels += figures.by_name(events, found.joined.kernels)
         self.steps += [{"lane": label, **entry} for entry in found.step_figures]
         self.findings.append((label, findings.findings(found)))
         self.states.append(layers.states(found))
@@ -72,7 +75,7 @@ class Collected:
 
     def finish(self, builder: spans.Builder) -> Imported:
         one = len(self.labels) == 1
-        total = self.figures[0] if one else _sum(self.figures) if self.labels else _nothing()
+        total = self.figures[0] if one else _sum(self.figures, self.kernels) if self.labels else _nothing()
         total.pop("label", None)
         states = self.states[0] if one else layers.combine(self.states) if self.labels else layers.only_beside()
         for number, state in self.beside.items():
@@ -155,19 +158,13 @@ def _joined(recorded: LayerState, beside: LayerState) -> LayerState:
     return LayerState(recorded.layer, facts=facts)
 
 
-def _sum(each: list[dict[str, Any]]) -> dict[str, Any]:
-    """Figures of several recordings: counts and busy time add up; so does the span, one for each recording."""
+def _sum(each: list[dict[str, Any]], kernels: list[tuple[str, int, int]]) -> dict[str, Any]:
+    """Figures of several recordings: counts and busy time add up; so does the span, one for each recording. `kernels`
+    are all of theirs by name: the leaders of the whole need not lead in any one of them."""
     total: dict[str, Any] = {key: sum(entry[key] for entry in each) for key in COUNTED}
     single = all(len(entry["devices"]) == 1 for entry in each)
-    total["idle_share"] = round(1 - total["busy_ns"] / total["span_ns"], 6) if single and total["span_ns"] else None
-    merged: dict[str, list[int]] = {}
-    for entry in each:
-        for kernel in entry["top_kernels"]:
-            found = merged.setdefault(kernel["name"], [0, 0])
-            found[0] += kernel["count"]
-            found[1] += kernel["total_ns"]
-    best = sorted(merged.items(), key=lambda item: (-item[1][1], item[0]))[: figures.TOP]
-    total["top_kernels"] = [{"name": name, "count": count, "total_ns": ns} for name, (count, ns) in best]
+    total["idle_share"] = figures.idle(total["busy_ns"], total["span_ns"]) if single else None
+    total["top_kernels"] = figures.top(kernels)
     total["devices"] = [{"lane": entry["label"], **device} for entry in each for device in entry["devices"]]
     total["lanes"] = each
     return total

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from tokentrace.errors import UsageError
 from tokentrace.importers import _source, jit_logs, power_dumps, spans
-from tokentrace.importers._analysis import duration
 from tokentrace.importers._collect import Collected
 from tokentrace.importers.jit_logs import JitLog
 from tokentrace.importers.power_dumps import PowerDump
 from tokentrace.model import Record
 from tokentrace.probe import Finding, LayerState
+from tokentrace.wording import duration
 
 #: A share of the trace's spans for all compile logs together.
 SHARE = 2_000
@@ -96,7 +96,7 @@ class Companions:
             return
         for record in records:
             builder.add_power(record)
-            collected.more.append(_energy(record))
+            collected.more.append(_energy(record, dump.notes))
         if dump.lost:
             collected.lost.add(dump.lost, f"{name}: rows that could not be read")
         facts = {"own_ns": 0, "share": 0.0, "evidence": len(times)}
@@ -104,14 +104,16 @@ class Companions:
         collected.sources.append({"file": name, "events": len(dump.samples), "clock": "unix", "kind": dump.kind})
 
 
-def _energy(record: Record) -> Finding:
+def _energy(record: Record, notes: list[str]) -> Finding:
     told = record.attributes
     who = str(told.get("hw.name", "the device"))
-    samples = f"{told.get('tokentrace.power.sample_count', 0)} samples, {told.get('tokentrace.power.scope', '')}"
+    count, scope = told.get("tokentrace.power.sample_count", 0), told.get("tokentrace.power.scope", "")
+    method = told.get("tokentrace.power.method")
     joules = told.get("tokentrace.power.joules")
     if joules is None:
         reason = str(told.get("tokentrace.power.reason", "too few samples"))
-        return Finding(1, f"The energy of {who} is unknown: {reason}.", samples, "sample more often", "unknown")
+        evidence = "; ".join([f"{count} samples, {scope}", *notes])
+        return Finding(1, f"The energy of {who} is unknown: {reason}.", evidence, "sample more often", "unknown")
     error = told.get("tokentrace.power.error_joules", 0.0)
     return Finding(1, f"{who} used {joules:.3g} J (± {error:.2g} J) while this was recorded.",
-                   f"{samples}, method {told.get('tokentrace.power.method')}", "")  # fmt: skip
+                   "; ".join([f"{count} samples, {scope}, method {method}", *notes]))  # fmt: skip

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from tokentrace.importers import host
-from tokentrace.importers._analysis import WORTH_SAYING, Analysis, caveat, counted, duration, share
+from tokentrace.importers._analysis import WORTH_SAYING, Analysis, caveat, counted
 from tokentrace.importers.columns import Array
 from tokentrace.importers.measures import Measures
 from tokentrace.probe import Finding
+from tokentrace.wording import duration, share
 
 _LAUNCH_BOUND = 0.3
 _BUSY = 0.9

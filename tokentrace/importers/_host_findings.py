@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tokentrace.importers import columns, host
-from tokentrace.importers._analysis import WORTH_SAYING, Analysis, caveat, counted, duration, share
+from tokentrace.importers._analysis import WORTH_SAYING, Analysis, caveat, counted
 from tokentrace.probe import Finding
+from tokentrace.wording import duration, share
 
 
 def host_time(found: Analysis) -> Iterator[Finding]:

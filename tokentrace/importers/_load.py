@@ -11,6 +11,7 @@ import numpy as np
 from tokentrace.errors import UsageError
 from tokentrace.importers import (
     _source,
+    _spanning,
     chrome,
     columns,
     figures,
@@ -42,8 +43,6 @@ _SUFFIXES = (
 )
 _RANK = re.compile(r"(?:rank|worker)[-_.]?(\d+)", re.IGNORECASE)
 _MAX_FILES = 1024
-#: Calls so long before a window are still looked for when a kernel in the window has their id.
-_LOOK_BACK_NS = 10 * 10**9
 
 
 def load(
@@ -60,8 +59,9 @@ def load(
     joined to the recordings by time.
 
     `window`: (start, end) in ns from the first event of each file; `step`: only the step with this number; `rank`: only
-    this rank's file; `progress` is told the bytes read so far. Raises UsageError when nothing can be imported; damage
-    that leaves something readable is counted in `lost` and told in a finding.
+    this rank's file; `progress` is told the bytes read so far of the file at hand, unpacked (of an sqlite file's tables
+    each counts for an equal share). Raises UsageError when nothing can be imported; damage that leaves something
+    readable is counted in `lost` and told in a finding.
     """
     if window is not None and not 0 <= window[0] < window[1]:
         raise UsageError("the window must be START-END with START before END", fix="for example --window 100-250")
@@ -115,6 +115,7 @@ def analyse(events: Events, step: int | None = None) -> Analysis:
         found = steps.find(events, joined)
     tree = host.build(events)
     measured = measures.measure(events, joined, tree)
+    layer = _spanning.classify(events, joined, found, measured)
     per_step = figures.step_figures(events, joined, found)
     for entry, more in zip(per_step, measures.per_step(events, joined, found, measured), strict=True):
         entry.update(more)
@@ -127,6 +128,7 @@ def analyse(events: Events, step: int | None = None) -> Analysis:
         figures=figures.figures(events, joined),
         step_figures=per_step,
         operators=host.operators(events, joined, tree),
+        layer=layer,
     )
 
 
@@ -164,10 +166,10 @@ def _rank(path: Path, events: Events) -> int | None:
 
 def _label(path: Path, events: Events, taken: Sequence[str]) -> str:
     rank = _rank(path, events)
-    label = f"rank {rank}" if rank is not None else columns.clean(path.name, 100)
+    name = label = f"rank {rank}" if rank is not None else columns.clean(path.name, 100)
     number = 2
     while label in taken:
-        label = f"{label.split(' (')[0]} ({number})"
+        label = f"{name} ({number})"
         number += 1
     return label
 
@@ -224,7 +226,7 @@ def _read_chrome(path: Path, window: tuple[int, int] | None, progress: Callable[
 
     def keep(start: Array, end: Array, kind: Array) -> Array:
         inside = (start >= begin) & (start < end_of) & (kind != columns.ENVELOPE)
-        call = (kind == columns.RUNTIME) & (start >= begin - _LOOK_BACK_NS) & (start < begin)
+        call = (kind == columns.RUNTIME) & (start >= begin - columns.LOOK_BACK_NS) & (start < begin)
         wanted: Array = inside | call
         return wanted
 

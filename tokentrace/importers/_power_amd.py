@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tokentrace.importers._power_nvidia import csv_rows
-from tokentrace.importers._power_values import PowerSample, number, text_of
+from tokentrace.importers._power_values import PowerSample, Read, number, text_of
 
-Result = tuple[str, list[PowerSample], int]
 _ROCM_CSV = re.compile(r"^device,", re.IGNORECASE)
 _AMD_CSV = re.compile(r"(?:^|,)gpu(?:,|$)", re.IGNORECASE)
 
@@ -20,7 +19,7 @@ def looks_like_json(text: str) -> bool:
     return bool(re.search(r"^\s*[\[{]", text, re.MULTILINE)) and "power" in text.lower()
 
 
-def from_json(text: str) -> Result:
+def from_json(text: str) -> Read:
     start = re.search(r"^\s*[\[{]", text, re.MULTILINE)
     if start is None:
         return "", [], 0
@@ -41,7 +40,7 @@ def from_json(text: str) -> Result:
     return "amd-smi --json", samples, lost
 
 
-def _rocm(data: Mapping[str, Any]) -> Result:
+def _rocm(data: Mapping[str, Any]) -> Read:
     system = data.get("system")
     driver = text_of(system.get("Driver version")) if isinstance(system, dict) else ""
     samples: list[PowerSample] = []
@@ -155,7 +154,7 @@ def is_csv_header(line: str) -> bool:
     return bool(_ROCM_CSV.search(line)) or (bool(_AMD_CSV.search(line)) and "power" in line.lower())
 
 
-def from_csv(text: str) -> Result:
+def from_csv(text: str) -> Read:
     samples: list[PowerSample] = []
     lost = 0
     titles: list[str] = []

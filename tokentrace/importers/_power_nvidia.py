@@ -1,4 +1,4 @@
-"""nvidia-smi's own output forms: -q text, -q -x XML, --query-gpu CSV and dmon. Each -> (samples, lost)."""
+"""nvidia-smi's own output forms: -q text, -q -x XML, --query-gpu CSV and dmon. Each -> (kind, samples, lost)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 from tokentrace.importers._power_values import (
     PowerSample,
+    Read,
     active_reasons,
     number,
     on_off,
@@ -18,11 +19,10 @@ from tokentrace.importers._power_values import (
     time_ns,
 )
 
-Result = tuple[list[PowerSample], int]
 _UNIT = re.compile(r"\s*\[([^\]]+)\]\s*$")
 
 
-def from_xml(text: str, zone: tzinfo) -> Result:
+def from_xml(text: str, zone: tzinfo) -> Read:
     """`nvidia-smi -q -x`, once or looped (`-l`): one document after another."""
     samples: list[PowerSample] = []
     lost = 0
@@ -41,7 +41,7 @@ def from_xml(text: str, zone: tzinfo) -> Result:
         moment = time_ns(_xml(root, "timestamp"), zone)
         for index, gpu in enumerate(root.iter("gpu")):
             samples.append(_xml_gpu(gpu, index, moment, _xml(root, "driver_version")))
-    return samples, lost
+    return "nvidia-smi -q -x", samples, lost
 
 
 def _xml(node: ElementTree.Element, *paths: str) -> str:
@@ -88,7 +88,7 @@ def _xml_gpu(gpu: ElementTree.Element, index: int, moment: int | None, driver: s
     )
 
 
-def from_query(text: str, zone: tzinfo) -> Result:
+def from_query(text: str, zone: tzinfo) -> Read:
     """`nvidia-smi -q`, once or looped: a tree by indentation under each GPU's line."""
     samples: list[PowerSample] = []
     for log in re.split(r"^=+NVSMI LOG=+\s*$", text, flags=re.MULTILINE)[1:]:
@@ -97,7 +97,7 @@ def from_query(text: str, zone: tzinfo) -> Result:
         moment = time_ns(common.get("Timestamp", ""), zone)
         for index, gpu in enumerate(gpus):
             samples.append(_query_gpu(_tree(gpu.partition("\n")[2]), index, moment, common.get("Driver Version", "")))
-    return samples, 0
+    return "nvidia-smi -q", samples, 0
 
 
 def _tree(text: str) -> dict[str, str]:
@@ -170,7 +170,7 @@ def csv_rows(text: str, skipinitialspace: bool = False) -> Iterator[list[str]]:
             continue
 
 
-def from_csv(text: str, zone: tzinfo) -> Result:
+def from_csv(text: str, zone: tzinfo) -> Read:
     """`--query-gpu=… --format=csv`, with or without units in the values; the title row is needed."""
     samples: list[PowerSample] = []
     lost = 0
@@ -187,7 +187,7 @@ def from_csv(text: str, zone: tzinfo) -> Result:
             lost += 1
             continue
         samples.append(_csv_row(dict(zip(columns, row, strict=True)), dict(zip(columns, units, strict=True)), zone))
-    return samples, lost
+    return "nvidia-smi --query-gpu", samples, lost
 
 
 def _csv_row(row: Mapping[str, str], units: Mapping[str, str], zone: tzinfo) -> PowerSample:
@@ -234,7 +234,7 @@ def is_dmon(text: str) -> bool:
     return title is not None and "pid" not in title[0].split()
 
 
-def from_dmon(text: str, zone: tzinfo) -> Result:
+def from_dmon(text: str, zone: tzinfo) -> Read:
     """`nvidia-smi dmon`: a title row, a unit row, then whole numbers. Times only with `-o DT`."""
     samples: list[PowerSample] = []
     lost = 0
@@ -255,7 +255,7 @@ def from_dmon(text: str, zone: tzinfo) -> Result:
             lost += 1
             continue
         samples.append(_dmon_row(dict(zip(titles, cells, strict=True)), units, zone))
-    return samples, lost
+    return "nvidia-smi dmon", samples, lost
 
 
 def _dmon_row(row: Mapping[str, str], units: Mapping[str, str], zone: tzinfo) -> PowerSample:

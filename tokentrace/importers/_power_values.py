@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
+from typing import TypeAlias
 
 _NUMBER = re.compile(r"^\(?\s*(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([^\d\s)]*)\s*\)?$")
 _MISSING = frozenset({"", "-", "n/a", "na", "none", "null", "unknown", "not supported", "unknown error", "err!"})
@@ -54,6 +55,10 @@ class PowerSample:
     vendor: str = ""
     driver_version: str = ""
     section: str = ""
+
+
+#: What a reader of one form gives: the tool and form, its samples, and how many rows or devices could not be read.
+Read: TypeAlias = tuple[str, list[PowerSample], int]
 
 
 def text_of(value: object) -> str:

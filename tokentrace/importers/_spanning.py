@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 
 from tokentrace.importers import columns, host
 from tokentrace.importers._analysis import Analysis
-from tokentrace.importers.columns import Array
+from tokentrace.importers.columns import Array, Events
+from tokentrace.importers.join import Joined, holder
+from tokentrace.importers.measures import Measures
+from tokentrace.importers.steps import Steps
 
 #: Modules on the way up: from the last hidden state to the sampled token.
 UP = re.compile(
@@ -20,20 +22,13 @@ _OPERATOR_MARK = re.compile(r"^(nccl|gloo|mpi|ucc|rccl|c10d)\b|^Optimizer\.|^enu
 _UPWARD_COPY = re.compile(r"DtoH|Device -> (Pinned|Pageable)|device_to_host", re.IGNORECASE)
 
 
-@dataclass(slots=True)
-class LayerRows:
-    """Layer of each row that may become a span, 0 for the others (one more row than Events: "none")."""
-
-    layer: Array
-
-
 def is_upward(name: str) -> bool:
     """Does this copy bring something back to the host?"""
     return _UPWARD_COPY.search(name) is not None
 
 
-def classify(found: Analysis) -> LayerRows:
-    events = found.events
+def classify(events: Events, joined: Joined, steps: Steps, measures: Measures) -> Array:
+    """Layer of each row that may become a span, 0 for the others (one more row than Events: "none")."""
     layer = np.zeros(len(events) + 1, np.int8)
     names = events.name
     python = events.rows(columns.PYTHON)
@@ -41,24 +36,23 @@ def classify(found: Analysis) -> LayerRows:
     marks = events.rows(columns.ANNOTATION)
     layer[marks] = np.where(events.names_matching(_OPERATOR_MARK)[names[marks]], 4, 5)
     layer[events.rows(columns.OPERATOR)] = 4
-    runtime = found.joined.runtime
-    layer[found.joined.all_launches] = 3
+    runtime = joined.runtime
+    layer[joined.all_launches] = 3
     layer[runtime[events.names_matching(columns.BLOCKING_SYNC)[names[runtime]]]] = 3
     layer[runtime[events.names_matching(columns.COPY_CALL)[names[runtime]]]] = 3
-    layer[found.joined.kernels] = 3
-    layer[found.joined.copies] = 3
-    for rows in (found.measures.compiles, found.measures.lookups, found.measures.loads):
+    layer[joined.kernels] = 3
+    layer[joined.copies] = 3
+    for rows in (measures.compiles, measures.lookups, measures.loads):
         layer[rows] = 2
-    for step in found.steps.steps:
+    for step in steps.steps:
         layer[step.row] = 6
-    return LayerRows(layer)
+    return layer
 
 
-def choose(found: Analysis, rows: LayerRows, budget: int) -> Array:
+def choose(found: Analysis, budget: int) -> Array:
     """Bool per row. Within the budget everything; else steps and compiles first, then, in shares, the longest kernels
     with their launches, the longest operators, and the longest modules."""
-    events, joined = found.events, found.joined
-    layer = rows.layer
+    events, joined, layer = found.events, found.joined, found.layer
     chosen = layer > 0
     length = np.append(events.end - events.start, 0)
     steps = np.array([step.row for step in found.steps.steps], np.int64)
@@ -107,9 +101,7 @@ def step_at(found: Analysis) -> Array:
         return result
     start = np.array([step.start_ns for step in steps.steps])
     end = np.array([step.host_end_ns for step in steps.steps])
-    at = np.searchsorted(start, events.start, "right") - 1
-    inside = (at >= 0) & (events.start <= end[np.maximum(at, 0)])
-    result[:-1] = np.where(inside, at, -1)
+    result[:-1] = holder(events.start, start, end)
     result[found.joined.kernels] = steps.of_kernel
     result[found.joined.copies] = steps.of_copy
     return result

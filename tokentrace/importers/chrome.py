@@ -121,7 +121,7 @@ class _Builder:
         categories = self._categories
         codes = [categories[event.cat] for event in spans]
         if len(categories) > len(self._kinds):
-            for category in categories.values_in_order()[len(self._kinds) :]:
+            for category in list(categories)[len(self._kinds) :]:
                 self._kinds.append(columns.CATEGORIES.get(category.lower(), columns.OTHER))
         return np.array(self._kinds, np.int8)[codes]
 
@@ -160,7 +160,7 @@ class _Builder:
             self.lost.add(self._bad_times, f"{self._bad_times} events have no readable time")
         if self._negative:
             self.lost.add(0, f"{self._negative} events had a negative duration, taken as 0")
-        empty = {"kind": np.int8, "start": np.int64, "end": np.int64, "graph": np.bool_}
+        empty = {**columns.DTYPES, "graph": np.bool_}
         arrays = {}
         for column, found in self._parts.items():
             arrays[column] = np.concatenate(found) if found else np.empty(0, empty.get(column, np.int64))
@@ -203,7 +203,7 @@ def _as_text(interner: Interner, convert: Callable[[Any], Any]) -> tuple[Array, 
     """Codes of values that read the same (5555 and "5555") become one."""
     merged = Interner()
     codes = np.fromiter((merged[convert(key)] for key in interner), np.int32, len(interner))
-    return codes, merged.values_in_order()
+    return codes, list(merged)
 
 
 def _recode(column: Array, codes: Array) -> Array:

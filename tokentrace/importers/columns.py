@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +45,9 @@ CATEGORIES = {
     "trace": ENVELOPE,
 }
 
+#: Calls so long before a window are still looked for when something in the window has their id.
+LOOK_BACK_NS = 10 * 10**9
+
 NONE = -(2**63)  # "no such id" in an id column; ids that are not 64-bit integers get codes just above it
 
 _SUFFIX = r"(_v\d+|_ptsz|_spt)*$"
@@ -81,9 +83,6 @@ class Interner(dict[Any, int]):
     def __missing__(self, key: Any) -> int:
         code = self[key] = len(self)
         return code
-
-    def values_in_order(self) -> list[Any]:
-        return list(self)
 
 
 @dataclass(slots=True)
@@ -182,13 +181,9 @@ COLUMNS = (
 def id_column(values: list[Any], odd: dict[Any, int]) -> Array:
     """Ids as int64. Numbers in strings count as numbers; anything else gets a stable code through `odd`."""
     try:
-        return np.array(values, np.int64) if not any_bool_or_float(values) else _odd_ids(values, odd)
+        return np.array(values, np.int64) if float not in set(map(type, values)) else _odd_ids(values, odd)
     except (TypeError, ValueError, OverflowError):
         return _odd_ids(values, odd)
-
-
-def any_bool_or_float(values: Iterable[Any]) -> bool:
-    return float in set(map(type, values))
 
 
 def _odd_ids(values: list[Any], odd: dict[Any, int]) -> Array:
@@ -209,7 +204,8 @@ def _one_id(value: Any, odd: dict[Any, int]) -> int:
     return odd.setdefault(value, NONE + 1 + len(odd))
 
 
-_EMPTY = {"kind": np.int8, "name": np.int32, "track": np.int32, "device": np.int32, "stream": np.int32,
+#: Types of the columns that are not int64.
+DTYPES = {"kind": np.int8, "name": np.int32, "track": np.int32, "device": np.int32, "stream": np.int32,
           "detail": np.int32}  # fmt: skip
 _ABSENT = {"correlation": NONE, "external": NONE, "device": -1, "stream": -1, "detail": -1, "bytes": -1}
 
@@ -234,12 +230,12 @@ class Parts:
                  "end": np.maximum(start, end), **given}  # fmt: skip
         for column in COLUMNS:
             values = block[column] if column in block else np.full(count, _ABSENT[column], np.int64)
-            self._blocks[column].append(values.astype(_EMPTY.get(column, np.int64)))
+            self._blocks[column].append(values.astype(DTYPES.get(column, np.int64)))
 
     def finish(self, source: str, **more: Any) -> Events:
         def joined(column: str) -> Array:
             found = self._blocks[column]
-            return np.concatenate(found) if found else np.empty(0, _EMPTY.get(column, np.int64))
+            return np.concatenate(found) if found else np.empty(0, DTYPES.get(column, np.int64))
 
         arrays: dict[str, Any] = {column: joined(column) for column in COLUMNS}
         return Events(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from tokentrace.importers import columns
 from tokentrace.importers.columns import Array, Events
-from tokentrace.importers.join import Joined, union_ns
+from tokentrace.importers.join import Joined, holder, union_ns
 from tokentrace.importers.steps import Steps
 
 TOP = 5
@@ -24,10 +25,8 @@ def figures(events: Events, joined: Joined) -> dict[str, Any]:
     """
     counted = np.flatnonzero(events.kind != columns.ENVELOPE)
     span = int(events.end[counted].max() - events.start[counted].min()) if len(counted) else 0
-    found = _figures(events, joined, np.arange(len(joined.kernels)), span)
-    launches = len(joined.launches) + len(joined.graph_launches)
-    found["launches"], found["graph_launches"] = launches, len(joined.graph_launches)
-    return found
+    every = np.arange(len(joined.kernels))
+    return _figures(events, joined, every, len(joined.launches), len(joined.graph_launches), span)
 
 
 def step_figures(events: Events, joined: Joined, steps: Steps) -> list[dict[str, Any]]:
@@ -42,9 +41,8 @@ def step_figures(events: Events, joined: Joined, steps: Steps) -> list[dict[str,
     graph_launches = _in_steps(events, steps, joined.graph_launches)
     for number, step in enumerate(steps.steps):
         first, last = np.searchsorted(owner, [number, number + 1])
-        found = _figures(events, joined, order[first:last], step.end_ns - step.start_ns)
-        found["graph_launches"] = int(graph_launches[number])
-        found["launches"] = int(kernel_launches[number] + graph_launches[number])
+        launches, graphs = int(kernel_launches[number]), int(graph_launches[number])
+        found = _figures(events, joined, order[first:last], launches, graphs, step.end_ns - step.start_ns)
         result.append(
             {
                 "index": step.index,
@@ -65,13 +63,14 @@ def _in_steps(events: Events, steps: Steps, rows: Array) -> Array:
         return counts
     start = np.array([step.start_ns for step in steps.steps])
     end = np.array([step.host_end_ns for step in steps.steps])
-    at = np.searchsorted(start, events.start[rows], "right") - 1
-    hit = (at >= 0) & (events.start[rows] <= end[np.maximum(at, 0)])
-    np.add.at(counts, at[hit], 1)
+    at = holder(events.start[rows], start, end)
+    np.add.at(counts, at[at >= 0], 1)
     return counts
 
 
-def _figures(events: Events, joined: Joined, which: Array, span_ns: int) -> dict[str, Any]:
+def _figures(
+    events: Events, joined: Joined, which: Array, launches: int, graph_launches: int, span_ns: int
+) -> dict[str, Any]:
     rows = joined.kernels[which]
     start, end = events.start[rows], events.end[rows]
     devices = []
@@ -79,36 +78,41 @@ def _figures(events: Events, joined: Joined, which: Array, span_ns: int) -> dict
         mine = events.device[rows] == device
         busy = union_ns(start[mine], end[mine])
         devices.append({"device": events.devices[device], "kernels": int(mine.sum()), "busy_ns": busy,
-                        "idle_share": _idle(busy, span_ns)})  # fmt: skip
+                        "idle_share": idle(busy, span_ns)})  # fmt: skip
     busy = sum(device["busy_ns"] for device in devices)
     return {
         "kernels": len(rows),
-        "launches": 0,
-        "graph_launches": 0,
+        "launches": launches + graph_launches,
+        "graph_launches": graph_launches,
         "matched": int((joined.launch_of[which] >= 0).sum()),
         "orphan_kernels": int((joined.call_of[which] < 0).sum()),
         "busy_ns": busy,
         "span_ns": span_ns,
-        "idle_share": _idle(busy, span_ns) if len(devices) == 1 else None,
-        "top_kernels": top(events, rows),
+        "idle_share": idle(busy, span_ns) if len(devices) == 1 else None,
+        "top_kernels": top(by_name(events, rows)),
         "kernel_sum_ns": int((end - start).sum()),
         "devices": devices,
     }
 
 
-def _idle(busy_ns: int, span_ns: int) -> float | None:
+def idle(busy_ns: int, span_ns: int) -> float | None:
     return round(1 - busy_ns / span_ns, 6) if span_ns > 0 else None
 
 
-def top(events: Events, rows: Array, count: int = TOP) -> list[dict[str, Any]]:
-    """The names with the largest total time among these rows: name, count, total_ns."""
+def by_name(events: Events, rows: Array) -> list[tuple[str, int, int]]:
+    """(name, count, total ns) of these rows. A name may come twice."""
     total = np.zeros(len(events.names), np.int64)
     np.add.at(total, events.name[rows], events.end[rows] - events.start[rows])
     calls = np.bincount(events.name[rows], minlength=len(events.names))
+    return [(events.names[code], int(calls[code]), int(total[code])) for code in np.flatnonzero(calls).tolist()]
+
+
+def top(named: Iterable[tuple[str, int, int]]) -> list[dict[str, Any]]:
+    """Of what `by_name` gave, once or for several recordings, the names with the largest total time."""
     merged: dict[str, list[int]] = {}
-    for code in np.flatnonzero(calls).tolist():
-        entry = merged.setdefault(events.names[code], [0, 0])
-        entry[0] += int(calls[code])
-        entry[1] += int(total[code])
-    best = sorted(merged.items(), key=lambda item: (-item[1][1], item[0]))[:count]
-    return [{"name": name, "count": calls_, "total_ns": total_} for name, (calls_, total_) in best]
+    for name, count, total_ns in named:
+        entry = merged.setdefault(name, [0, 0])
+        entry[0] += count
+        entry[1] += total_ns
+    best = sorted(merged.items(), key=lambda item: (-item[1][1], item[0]))[:TOP]
+    return [{"name": name, "count": count, "total_ns": total_ns} for name, (count, total_ns) in best]

@@ -9,8 +9,9 @@ import numpy as np
 from tokentrace.importers import _device_findings as device
 from tokentrace.importers import _host_findings as of_host
 from tokentrace.importers import columns
-from tokentrace.importers._analysis import Analysis, duration
+from tokentrace.importers._analysis import Analysis
 from tokentrace.probe import Finding
+from tokentrace.wording import duration
 
 
 def findings(found: Analysis) -> list[Finding]:

@@ -19,10 +19,10 @@ import msgspec
 
 from tokentrace.errors import UsageError
 from tokentrace.importers import _source
-from tokentrace.importers._analysis import duration
 from tokentrace.importers._numbers import decimal_ns
 from tokentrace.importers.columns import Lost, clean
 from tokentrace.probe import Finding
+from tokentrace.wording import duration
 
 _LINE = re.compile(rb"^[VIWEF]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ [^\]]{0,300}\] (\{.*)$")
 _TRITON = re.compile(rb"^\s*\{.*\"event_type\"\s*:\s*\"(compilation|launch|ir_analysis|autotune_analysis)\"", re.DOTALL)

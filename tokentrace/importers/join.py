@@ -124,11 +124,17 @@ def merged(start: Array, end: Array) -> tuple[Array, Array]:
 
 def inside(point: Array, start: Array, end: Array) -> Array:
     """Bool per point: does it lie in one of these disjoint, ordered intervals (ends included)?"""
-    if not len(start):
-        return np.zeros(len(point), np.bool_)
-    at = np.searchsorted(start, point, "right") - 1
-    found: Array = (at >= 0) & (point <= end[np.maximum(at, 0)])
+    found: Array = holder(point, start, end) >= 0
     return found
+
+
+def holder(point: Array, start: Array, end: Array) -> Array:
+    """For each point, of intervals in order of start, the number of the one that began last before it, if that holds
+    it (ends included); else -1."""
+    if not len(start):
+        return np.full(len(point), -1, np.int64)
+    at = np.searchsorted(start, point, "right") - 1
+    return np.where((at >= 0) & (point <= end[np.maximum(at, 0)]), at, -1)
 
 
 def covered(point: Array, start: Array, end: Array) -> Array:

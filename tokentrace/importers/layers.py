@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from tokentrace.importers import _spanning, columns
+from tokentrace.importers import columns
 from tokentrace.importers._analysis import Analysis
 from tokentrace.importers.columns import Array
 from tokentrace.importers.join import merged
@@ -19,7 +19,7 @@ _ORDER = (2, 3, 4, 5, 6)
 def states(found: Analysis) -> list[LayerState]:
     """Layers 8 to 1. `facts` of a seen layer: own_ns (each instant belongs to the active layer nearest the chip),
     share (of the recording's span) and evidence (number of events)."""
-    layer = _spanning.classify(found).layer[:-1]
+    layer = found.layer[:-1]
     own = own_times(found, layer)
     span = found.figures["span_ns"]
     result = []
@@ -74,8 +74,10 @@ def _absent(found: Analysis, number: int) -> LayerState:
     on_host = not len(found.joined.runtime) and not len(found.joined.kernels)
     operators = bool((events.kind == columns.OPERATOR).any())
     reason, fix, status = {
-        8: ("a profiler recording does not hold the request", "tokentrace run --url, or tokentrace attach", "unseen"),
-        7: ("a profiler recording does not hold the tokenizer's work", "tokentrace attach", "unseen"),
+        8: ("a profiler recording does not hold the request",
+            "trace a request to that server: tokentrace run --url", "unseen"),
+        7: ("a profiler recording does not hold the tokenizer's work",
+            "trace a request to that server: tokentrace run --url", "unseen"),
         6: ("no step is marked in the recording",
             "mark steps: profiler.step(), an NVTX range 'step N', or the engine's own annotations", "unseen"),
         5: ("neither modules nor annotations were recorded",

@@ -44,12 +44,12 @@ class Gap:
 
 @dataclass(slots=True)
 class Measures:
-    """See the attributes' names; all times ns. Along `joined.kernels`: `delay` (NONE-like -1 unknown), `starved_ns`."""
+    """See the attributes' names; all times ns. Along `joined.kernels`: `delay` (launch to start, -1 unknown), `starved`
+    and `gap_before` (of the gap the kernel ended), `collective`."""
 
     delay: Array
     starved: Array
     gap_before: Array
-    gap_known: Array
     tklqt_ns: int = 0
     delay_median_ns: int | None = None
     early_kernels: int = 0
@@ -57,8 +57,6 @@ class Measures:
     window_ns: int = 0
     idle_ns: int = 0
     starved_ns: int = 0
-    waiting_ns: int = 0
-    unexplained_ns: int = 0
     gaps: list[Gap] = field(default_factory=list)
     launch_rate_per_s: float | None = None
     graph_kernels: int = 0
@@ -81,7 +79,6 @@ def measure(events: Events, joined: Joined, tree: Host) -> Measures:
         delay=np.full(count, -1, np.int64),
         starved=np.zeros(count, np.int64),
         gap_before=np.zeros(count, np.int64),
-        gap_known=np.zeros(count, np.bool_),
     )
     _delays(events, joined, found)
     found.sync_calls, found.wait_copies = host.blocking_calls(events, joined)
@@ -144,12 +141,9 @@ def _gaps(events: Events, joined: Joined, found: Measures) -> None:
         lack = np.where(starved, length - waiting, 0)
         found.idle_ns += int(length.sum())
         found.starved_ns += int(lack.sum())
-        found.waiting_ns += int(waiting.sum())
-        found.unexplained_ns += int(length[~known].sum())
         kernel = owner[at]
         is_kernel = kernel >= 0
         found.gap_before[kernel[is_kernel]] = length[is_kernel]
-        found.gap_known[kernel[is_kernel]] = known[is_kernel]
         found.starved[kernel[is_kernel]] = lack[is_kernel]
         for number in np.argsort(-length, kind="stable")[:5].tolist():
             gaps.append(
@@ -167,9 +161,7 @@ def _gaps(events: Events, joined: Joined, found: Measures) -> None:
 
 
 def _collectives(events: Events, joined: Joined, found: Measures) -> None:
-    is_collective = np.fromiter(
-        (COLLECTIVE.search(name) is not None for name in events.names), np.bool_, len(events.names)
-    )
+    is_collective = events.names_with(COLLECTIVE)
     found.collective = is_collective[events.name[joined.kernels]]
     if not bool(found.collective.any()):
         return
@@ -184,11 +176,8 @@ def _collectives(events: Events, joined: Joined, found: Measures) -> None:
 
 def _compiles(events: Events, tree: Host, found: Measures) -> None:
     rows = tree.rows
-    compiling = np.append(np.zeros(len(events), np.bool_), False)
-    matching = np.fromiter(
-        (host.COMPILE.search(name) is not None for name in events.names), np.bool_, len(events.names)
-    )
-    compiling[rows[matching[events.name[rows]]]] = True
+    compiling = np.zeros(len(events) + 1, np.bool_)
+    compiling[rows[events.names_with(host.COMPILE)[events.name[rows]]]] = True
     calls = rows[events.kind[rows] == columns.RUNTIME]
     loading = calls[events.names_matching(columns.MODULE_LOAD)[events.name[calls]]]
     overhead = events.rows(columns.OVERHEAD)

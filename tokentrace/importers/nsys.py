@@ -43,11 +43,11 @@ def read(
     `window_ns` counts from the first event. Raises UsageError when it is no such export or too damaged to open.
     """
     lost = Lost()
-    with _plain(path, lost) as file:
+    with _plain(path, lost, progress) as file:
         try:
             with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro&immutable=1", uri=True)) as database:
                 database.text_factory = lambda raw: raw.decode("utf-8", "replace")
-                return _Export(database, path.name, lost, window_ns).read(progress)
+                return _Export(database, path.name, lost, window_ns).read(file.stat().st_size, progress)
         except sqlite3.DatabaseError as error:
             raise UsageError(
                 f"{path.name} is a damaged sqlite file: {columns.clean(str(error), 200)}",
@@ -56,7 +56,7 @@ def read(
 
 
 @contextmanager
-def _plain(path: Path, lost: Lost) -> Iterator[Path]:
+def _plain(path: Path, lost: Lost, progress: Callable[[int], None] | None) -> Iterator[Path]:
     """The file itself, or its unpacked copy in a temporary folder."""
     with path.open("rb") as file:
         if file.read(len(MAGIC)) == MAGIC:
@@ -73,6 +73,8 @@ def _plain(path: Path, lost: Lost) -> Iterator[Path]:
                         f"{path.name} unpacks to more than {_UNPACKED_LIMIT >> 30} GiB", fix="unpack it by hand first"
                     )
                 out.write(piece)
+                if progress:
+                    progress(size)
         yield copy
 
 
@@ -84,11 +86,13 @@ class _Export:
         self.window: tuple[int, int] | None = None
         self.wanted = window_ns
         self.parts = Parts()
+        self.graph_traces = 0
         self.strings: dict[int, str] = {}
         self.processes = columns.Interner()
         self.tables = {str(row[0]) for row in database.execute("select name from sqlite_master where type = 'table'")}
 
-    def read(self, progress: Callable[[int], None] | None) -> Events:
+    def read(self, size: int, progress: Callable[[int], None] | None) -> Events:
+        """`size` is the file's, in bytes."""
         if not any(table.startswith(("CUPTI_ACTIVITY_KIND_", "NVTX_EVENTS")) for table in self.tables):
             raise UsageError(
                 f"{self.name} is a sqlite file, but no Nsight Systems export: there are no CUPTI tables",
@@ -99,13 +103,14 @@ class _Export:
         if self.wanted is not None:
             first = self._first()
             self.window = (first + self.wanted[0], first + self.wanted[1])
-        for read in (self._kernels, self._copies, self._memsets, self._calls, self._syncs, self._nvtx, self._graphs):
+        tables = (self._kernels, self._copies, self._memsets, self._calls, self._syncs, self._nvtx, self._graphs)
+        for done, read in enumerate(tables, 1):
             try:
                 read()
             except sqlite3.DatabaseError as error:
                 self.lost.add(0, f"a table could not be read to its end: {columns.clean(str(error), 120)}")
             if progress:
-                progress(self.parts.rows)
+                progress(size * done // len(tables))
         begin = self.window[0] if self.window else -(2**62)
         return self.parts.finish(
             self.name, base_ns=self._base(), facts=self._facts(), lost=self.lost, window_begin=begin
@@ -140,7 +145,7 @@ class _Export:
         values: list[Any] = []
         if self.window:
             # Calls may come before the window when their kernels lie in it; the caller prunes the rest.
-            back = 10**10 if table == "CUPTI_ACTIVITY_KIND_RUNTIME" else 0
+            back = columns.LOOK_BACK_NS if table == "CUPTI_ACTIVITY_KIND_RUNTIME" else 0
             conditions.append("start >= ? and start < ?")
             values = [self.window[0] - back, self.window[1]]
         query = f'select {", ".join(chosen)} from "{table}"'
@@ -150,13 +155,18 @@ class _Export:
         while block := cursor.fetchmany(_BLOCK):
             yield block
 
+    def _timed(self, block: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """The rows that begin with two times; the others are lost."""
+        good = [row for row in block if isinstance(row[0], int) and isinstance(row[1], int)]
+        if len(good) != len(block):
+            self.lost.add(len(block) - len(good), "rows without a time")
+        return good
+
     def _gpu(self, kind: int, table: str, name: Callable[[tuple[Any, ...]], str], extra: Sequence[str]) -> None:
         base = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "bytes")
         parts = self.parts
         for block in self._select(table, (*base, *extra)):
-            good = [row for row in block if isinstance(row[0], int) and isinstance(row[1], int)]
-            if len(good) != len(block):
-                self.lost.add(len(block) - len(good), "rows without a time")
+            good = self._timed(block)
             devices = [parts.devices[row[2]] for row in good]
             parts.add(
                 kind,
@@ -225,7 +235,7 @@ class _Export:
         for block in self._select(
             "CUPTI_ACTIVITY_KIND_RUNTIME", ("start", "end", "globalTid", "correlationId", "nameId")
         ):
-            good = [row for row in block if isinstance(row[0], int) and isinstance(row[1], int)]
+            good = self._timed(block)
             parts.add(
                 columns.RUNTIME,
                 np.array([row[0] for row in good], np.int64),
@@ -266,7 +276,7 @@ class _Export:
         return row[0] if row and isinstance(row[0], int) else None
 
     def _facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {"graph_traces": getattr(self, "graph_traces", 0)}
+        facts: dict[str, Any] = {"graph_traces": self.graph_traces}
         if "TARGET_INFO_GPU" in self.tables:
             rows = self.database.execute("select name from TARGET_INFO_GPU").fetchmany(64)
             facts["devices"] = [columns.clean(str(row[0]), 80) for row in rows]

@@ -11,15 +11,16 @@ there is one, else the time is read as UTC and `PowerDump.notes` says so.
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 
+from tokentrace.energy.device import Condition, Log, Reading, SensorInfo, Split, Tokens, Window, device_record
 from tokentrace.errors import UsageError
-from tokentrace.importers import _power_amd, _power_nvidia
-from tokentrace.importers._power_values import PowerSample
+from tokentrace.importers import _power_amd, _power_nvidia, _source
+from tokentrace.importers._power_values import PowerSample, Read
+from tokentrace.importers.columns import Lost
 from tokentrace.model import Record
 
 __all__ = ["PowerDump", "PowerSample", "parse", "read", "records"]
@@ -51,33 +52,19 @@ class PowerDump:
 
 def read(path: Path, zone: tzinfo | None = None) -> PowerDump:
     """Read a dump, plain or gzip. Raises UsageError when it cannot be read or is none of the known forms."""
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", fix="check the path") from error
-    notes: list[str] = []
-    if raw[:2] == b"\x1f\x8b":
-        raw = _gunzip(raw, path.name, notes)
-    if len(raw) > MAX_BYTES:
-        raise UsageError(f"{path.name} is larger than {MAX_BYTES >> 20} MiB", fix="cut the dump into parts")
-    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+    lost = Lost()
+    raw = bytearray()
+    for piece in _source.chunks(path, lost):
+        raw += piece
+        if len(raw) > MAX_BYTES:
+            raise UsageError(f"{path.name} is larger than {MAX_BYTES >> 20} MiB", fix="cut the dump into parts")
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
         text = raw.decode("utf-16", errors="replace")  # what PowerShell's > writes
     else:
         text = raw.decode("utf-8-sig", errors="replace")
     dump = parse(text, path.name, zone)
-    dump.notes = notes + dump.notes
+    dump.notes = lost.reasons + dump.notes
     return dump
-
-
-def _gunzip(raw: bytes, name: str, notes: list[str]) -> bytes:
-    unpacker = zlib.decompressobj(wbits=31)
-    try:
-        plain = unpacker.decompress(raw, MAX_BYTES + 1)
-    except zlib.error as error:
-        raise UsageError(f"{name} is a damaged gzip file", fix="copy it again") from error
-    if not unpacker.eof and len(plain) <= MAX_BYTES:
-        notes.append("the gzip file is cut: only its beginning was read")
-    return plain
 
 
 def parse(text: str, name: str = "dump", zone: tzinfo | None = None) -> PowerDump:
@@ -100,27 +87,26 @@ def parse(text: str, name: str = "dump", zone: tzinfo | None = None) -> PowerDum
 
 def _one(text: str, zone: tzinfo) -> PowerDump:
     """One dump of one tool."""
+    kind, samples, lost = _in_its_form(text, zone)
+    return PowerDump(kind, samples, lost=lost)
+
+
+def _in_its_form(text: str, zone: tzinfo) -> Read:
     start = text.lstrip()[:4096]
     if start.startswith("<") and "nvidia_smi_log" in start:
-        samples, lost = _power_nvidia.from_xml(text, zone)
-        return PowerDump("nvidia-smi -q -x", samples, lost=lost)
+        return _power_nvidia.from_xml(text, zone)
     if "NVSMI LOG" in start:
-        samples, lost = _power_nvidia.from_query(text, zone)
-        return PowerDump("nvidia-smi -q", samples, lost=lost)
+        return _power_nvidia.from_query(text, zone)
     if _power_nvidia.is_dmon(text):
-        samples, lost = _power_nvidia.from_dmon(text, zone)
-        return PowerDump("nvidia-smi dmon", samples, lost=lost)
+        return _power_nvidia.from_dmon(text, zone)
     if _power_amd.looks_like_json(text):
-        kind, samples, lost = _power_amd.from_json(text)
-        return PowerDump(kind, samples, lost=lost)
+        return _power_amd.from_json(text)
     header = next((line for line in text.splitlines() if "," in line), "")
     if _power_nvidia.is_csv_header(header):
-        samples, lost = _power_nvidia.from_csv(text, zone)
-        return PowerDump("nvidia-smi --query-gpu", samples, lost=lost)
+        return _power_nvidia.from_csv(text, zone)
     if _power_amd.is_csv_header(header):
-        kind, samples, lost = _power_amd.from_csv(text)
-        return PowerDump(kind, samples, lost=lost)
-    return PowerDump("")
+        return _power_amd.from_csv(text)
+    return "", [], 0
 
 
 def _capture(text: str, headings: Sequence[re.Match[str]], zone: tzinfo | None) -> PowerDump:
@@ -164,11 +150,8 @@ def _sign(quarters: int) -> str:
 def records(dump: PowerDump, start_ns: int, end_ns: int) -> list[Record]:
     """One `power` record per device whose timed samples reach into [start_ns, end_ns], joined by time.
 
-    Joules come from integration where the samples suffice, else the record says why not; see probes._energy.
+    Joules come from integration where the samples suffice, else the record says why not.
     """
-    from tokentrace.probes._power_report import Split, Tokens, Window, device_record
-    from tokentrace.probes._sensors import Condition, Log, Reading, SensorInfo
-
     result: list[Record] = []
     for device in dump.devices:
         series = dump.series(device)

@@ -9,7 +9,6 @@ import numpy as np
 
 from tokentrace.importers import _spanning, columns, host
 from tokentrace.importers._analysis import Analysis
-from tokentrace.importers._spanning import LayerRows
 from tokentrace.importers.columns import Array
 from tokentrace.importers.jit_logs import JitLog
 from tokentrace.importers.join import by_external_id
@@ -135,12 +134,11 @@ class _Lane:
         self.up: set[int] = set()  # trace rows on the way up
 
     def write(self, budget: int) -> None:
-        rows = _spanning.classify(self.found)
-        chosen = _spanning.choose(self.found, rows, budget)
+        chosen = _spanning.choose(self.found, budget)
         self._steps(chosen)
-        self._host_rows(rows, chosen)
+        self._host_rows(chosen)
         self._device_rows(chosen)
-        self._fold(rows, chosen)
+        self._fold(chosen)
         self.shown = len(self.span_of)
 
     def _process(self, row: int) -> str:
@@ -183,7 +181,7 @@ class _Lane:
             self.step_span.append(span)
             self.span_of[step.row] = span
 
-    def _host_rows(self, rows: LayerRows, chosen: Array) -> None:
+    def _host_rows(self, chosen: Array) -> None:
         """Operators, modules, calls and compiles, parents first: the order in which nesting lists them."""
         found, events = self.found, self.found.events
         up = events.names_with(_spanning.UP)
@@ -205,7 +203,7 @@ class _Lane:
             if parent < 0:
                 parent = self._step_parent(int(step_of[row]), start, end)
                 join = "time" if parent != self.root else ""
-            layer = int(rows.layer[row])
+            layer = int(found.layer[row])
             name, attributes = self._describe(row, layer, calls)
             if join:
                 attributes["tokentrace.join"] = join
@@ -312,10 +310,10 @@ class _Lane:
             thread=self._thread(row), direction="up" if up else "down", links=links,
         )  # fmt: skip
 
-    def _fold(self, rows: LayerRows, chosen: Array) -> None:
+    def _fold(self, chosen: Array) -> None:
         """Say on each span what was left out below it: how many, how long, the names with the most time."""
         found, events = self.found, self.found.events
-        left = np.flatnonzero((rows.layer[:-1] > 0) & ~chosen[:-1])
+        left = np.flatnonzero((found.layer[:-1] > 0) & ~chosen[:-1])
         left = left[[row not in self.span_of for row in left.tolist()]]
         self.folded = len(left)
         if not len(left):

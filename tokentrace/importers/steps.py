@@ -10,7 +10,7 @@ import numpy as np
 
 from tokentrace.importers import columns
 from tokentrace.importers.columns import Array, Events
-from tokentrace.importers.join import Joined
+from tokentrace.importers.join import Joined, holder
 
 #: torch.profiler's schedule.
 _PROFILER = re.compile(r"^ProfilerStep#(\d+)$")
@@ -176,10 +176,9 @@ def _assign(events: Events, steps: list[Step], rows: Array, calls: Array) -> Arr
 def _place(result: Array, which: Array, when: Array, among: Array, start: Array, end: Array) -> None:
     if not len(which) or not len(among):
         return
-    at = np.searchsorted(start[among], when, "right") - 1
-    step = among[np.maximum(at, 0)]
-    hit = (at >= 0) & (when <= end[step])
-    result[which[hit]] = step[hit]
+    at = holder(when, start[among], end[among])
+    hit = at >= 0
+    result[which[hit]] = among[at[hit]]
 
 
 def _extend(events: Events, found: Steps, joined: Joined) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tokentrace.exchange import Exchange
+from tokentrace.exchange import TOKEN_KINDS, Exchange
 
 #: Chunks kept one by one; a longer reply keeps its first ones, and the counts stay whole.
 MAX_CHUNKS = 20_000
@@ -16,7 +16,7 @@ def exchange_facts(exchange: Exchange) -> dict[str, Any]:
     error = exchange.error
     details = (exchange.usage or {}).get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
-    chunks = [c for c in exchange.chunks if c.kind in ("content", "reasoning", "tool") and c.choice == 0]
+    chunks = [c for c in exchange.chunks if c.kind in TOKEN_KINDS and c.choice == 0]
     return {
         "url": exchange.url,
         "model": exchange.model,

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
-from tokentrace.engines.local import hookpoints, loading
+from tokentrace.engines.local import loading
 from tokentrace.engines.local.folder import ModelFolder
 from tokentrace.engines.local.metrics import Metrics
 from tokentrace.engines.local.sampling import Sampling, make_processor
@@ -82,7 +82,7 @@ class Generation:
 
 
 class Engine:
-    """A loaded model and its scheduler. Made by `load`; `start` before `submit`; `stop` when done."""
+    """A loaded model and its scheduler. `start` before `submit`; `stop` when done."""
 
     def __init__(self, folder: ModelFolder, options: Options) -> None:
         """Load the weights; seconds of imports the first time. Raises EngineError when the model cannot be served."""
@@ -293,16 +293,3 @@ class Engine:
             "cache_folders": cache_folders(),
             "pid": os.getpid(),
         }
-
-
-def missing_hookpoints() -> list[str]:
-    """The functions of hookpoints.py that this transformers lacks. Imports the modules."""
-    from importlib import import_module
-
-    missing = []
-    for point in hookpoints.HOOKPOINTS:
-        module = import_module(point.module)
-        owner = getattr(module, point.owner, None) if point.owner else module
-        if not callable(getattr(owner, point.function, None)):
-            missing.append(f"{point.module}.{point.owner}.{point.function}")
-    return missing

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokentrace.engines.local.folder import ModelFolder
 from tokentrace.engines.local.sampling import Sampling
-from tokentrace.errors import EngineError
+from tokentrace.errors import EngineError, first_line
 
 SUPPORTED = ((5, 20), (5, 30))  # transformers, from and below
 REQUIREMENT = "transformers>=5.20,<5.30"
@@ -71,9 +71,8 @@ def load(folder: ModelFolder, device: Any, dtype: str) -> Any:
             output_loading_info=True,
         )
     except Exception as error:  # whatever a strange folder makes transformers raise is the folder's fault
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise EngineError(
-            f"the model in {folder.path} cannot be loaded: {first}",
+            f"the model in {folder.path} cannot be loaded: {first_line(error)}",
             fix="give a folder of a causal language model that this transformers knows",
         ) from error
     missing = sorted(info.get("missing_keys") or ())

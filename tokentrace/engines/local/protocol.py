@@ -8,7 +8,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-CHAT, COMPLETION, TOKENIZE, DETOKENIZE = "chat", "completion", "tokenize", "detokenize"
+CHAT, COMPLETION = "chat", "completion"
 _ID_PREFIX = {CHAT: "chatcmpl", COMPLETION: "cmpl"}
 _SAFE_ID = re.compile(r"^[\x21-\x7e]{1,128}$")  # printable, as it goes into log lines and JSON
 MAX_STOPS = 16
@@ -103,7 +103,7 @@ def read_generation(kind: str, body: bytes) -> GenerationRequest:
         raise ApiError(400, "stream_options must be an object.", param="stream_options")
     return GenerationRequest(
         model=_text(value, "model"),
-        messages=_messages(value.get("messages")) if kind == CHAT else None,
+        messages=read_messages(value) if kind == CHAT else None,
         prompt=_prompt(value.get("prompt")) if kind == COMPLETION else None,
         stream=_flag(value, "stream"),
         include_usage=_flag(options or {}, "include_usage"),
@@ -118,15 +118,12 @@ def read_generation(kind: str, body: bytes) -> GenerationRequest:
 
 
 def read_messages(value: dict[str, Any]) -> list[dict[str, Any]]:
-    return _messages(value.get("messages"))
-
-
-def _messages(value: Any) -> list[dict[str, Any]]:
-    """Messages with plain text contents; a list of text parts is joined by line ends."""
-    if not isinstance(value, list) or not value:
+    """Its messages with plain text contents; a list of text parts is joined by line ends. Raises ApiError 400."""
+    given = value.get("messages")
+    if not isinstance(given, list) or not given:
         raise ApiError(400, "messages must be a list with at least one message.", param="messages")
     messages = []
-    for index, message in enumerate(value):
+    for index, message in enumerate(given):
         where = f"messages[{index}]"
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ApiError(400, f"{where} must be an object with a role.", param=where)

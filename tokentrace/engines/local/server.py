@@ -25,7 +25,7 @@ from typing import Any
 from tokentrace.engines.local.compiled import before_torch
 from tokentrace.engines.local.engine import Engine, Options
 from tokentrace.engines.local.folder import ModelFolder
-from tokentrace.errors import EngineError
+from tokentrace.errors import EngineError, first_line
 
 logger = logging.getLogger("tokentrace.engine")
 
@@ -54,6 +54,11 @@ def listen(host: str, port: int) -> socket.socket:
             fix="choose another port with --port, or let the system choose with --port 0",
         ) from error
     return listener
+
+
+def base_url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
 
 
 def run(folder: ModelFolder, listener: socket.socket, options: Options, report: Report) -> None:
@@ -196,13 +201,12 @@ def serve(
     Raises EngineError when the port is taken, or the engine cannot start or dies.
     """
     listener = listen(host, port)
-    bound = listener.getsockname()
-    shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
+    base_url = base_url_of(listener)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
 
     def report(phase: str, facts: dict[str, Any]) -> None:
         if phase == "ready":
-            ready(f"http://{shown}:{bound[1]}/v1")
+            ready(base_url)
         else:
             progress(phase, None)
 
@@ -242,10 +246,9 @@ def main(argument: str) -> int:
     except Exception as error:
         during = phases[-1]
         logger.exception("failed while %s", during)
-        first = (str(error).strip().splitlines() or [""])[0]
         failed(
             EngineError(
-                f"the local engine failed while {during}: {type(error).__name__}: {first}",
+                f"the local engine failed while {during}: {type(error).__name__}: {first_line(error)}",
                 fix="look at the log lines below; another model can be tried with --model PATH",
             )
         )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tokentrace.errors import EngineError
+from tokentrace.errors import EngineError, first_line
 
 
 class TemplateError(Exception):
@@ -160,7 +160,7 @@ def _load(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True).backend_tokenizer
     except Exception as error:
         raise EngineError(
-            f"the tokenizer in {folder} cannot be loaded: {str(error).splitlines()[0]}",
+            f"the tokenizer in {folder} cannot be loaded: {first_line(error)}",
             fix="put the model's tokenizer.json into the folder again",
         ) from error
 

@@ -1,4 +1,4 @@
-"""An agent that answers with what a test gives it."""
+"""An agent that answers with what a test gives it, and the pass in which a probe asks it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokentrace.probe import Columns, ProbeContext, Raw
 
 
 class Answering:
-    """An agent that has recorded exactly this. It keeps the options it was given."""
+    """An agent that has recorded exactly this. It keeps what it was asked to do in `log`."""
 
     def __init__(
         self,
@@ -19,13 +19,13 @@ class Answering:
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         self._columns, self._raws, self._facts = recorded, raws, facts or {}
-        self.log: list[tuple[str, Any]] = []
+        self.log: list[tuple[str, str]] = []
 
     def enable(self, group: str, options: Mapping[str, Any] | None = None) -> None:
-        self.log.append((group, options))
+        self.log.append(("enable", group))
 
     def disable(self, group: str) -> None:
-        self.log.append((group, "off"))
+        self.log.append(("disable", group))
 
     def records(self, group: str) -> Sequence[Raw]:
         return [raw for raw in self._raws if raw.group == group]
@@ -37,6 +37,7 @@ class Answering:
         return self._facts
 
 
-def context(agent: Answering | None, *, start_ns: int = 0, end_ns: int = 0) -> ProbeContext:
+def context(agent: Answering | None, *, end_ns: int = 0, start_ns: int = 0, request: str = "r1") -> ProbeContext:
+    """A deep pass; with `end_ns` an exchange took place."""
     exchange = Exchange("http://x/v1", "m", 1, "00-0-0-01", start_ns=start_ns, end_ns=end_ns) if end_ns else None
-    return ProbeContext("local", "warm", deep=False, agent=agent, exchange=exchange)
+    return ProbeContext("local", "deep", deep=True, agent=agent, exchange=exchange, request_id=request)

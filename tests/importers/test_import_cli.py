@@ -1,0 +1,102 @@
+"""`tokentrace import` as a user runs it: what it prints, its JSON, and its progress line."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import recordings
+from recordings import call, kernel, trace_file
+
+MAIN = "from tokentrace.cli import main; main()"
+TINY = recordings.SMALL / "a100_simple_add_small.json.gz"
+
+
+def run_import(*arguments: str | Path) -> str:
+    done = subprocess.run([sys.executable, "-c", MAIN, "import", *map(str, arguments)], capture_output=True, text=True,
+                          timeout=60, check=False)  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def as_json(*arguments: str | Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run_import(*arguments, "--json"))
+    return found
+
+
+def test_the_json_names_figures_lost_and_the_facts_of_layers() -> None:
+    truth = recordings.known()[TINY.name][1]
+    found = as_json(TINY)
+    assert found["schema"] == "tokentrace.import/1"
+    assert {key: found["figures"][key] for key in ("kernels", "launches", "idle_share")} == {
+        "kernels": truth["kernels"],
+        "launches": truth["launches"],
+        "idle_share": truth["idle_share_span"],
+    }
+    assert found["lost"] == {"events": 0, "reason": ""}
+    assert [layer["layer"] for layer in found["layers"]] == [8, 7, 6, 5, 4, 3, 2, 1]
+    for layer in found["layers"]:
+        assert (layer["status"] == "seen") == bool(layer["facts"])
+    three = next(layer for layer in found["layers"] if layer["layer"] == 3)
+    assert set(three["facts"]) == {"own_ns", "share", "evidence"}
+    assert 0 < three["facts"]["own_ns"] < found["figures"]["span_ns"] and three["facts"]["evidence"] > 0
+
+
+def test_each_finding_shows_its_evidence() -> None:
+    findings = as_json(TINY)["findings"]
+    lines = run_import(TINY).splitlines()
+    for finding in findings:
+        at = lines.index(f"[{finding['status']}] layer {finding['layer']}: {finding['sentence']}")
+        assert lines[at + 1] == f"    evidence: {finding['evidence']}"
+        if finding["fix"]:
+            assert lines[at + 2] == f"    fix: {finding['fix']}"
+    assert findings
+
+
+def test_damage_is_told_even_when_no_event_is_known_to_be_lost(tmp_path: Path) -> None:
+    path = trace_file(tmp_path / "t.json", [kernel("k", 1, 2, 1), kernel("k", 4, -1, 2)])
+    lost = as_json(path)["lost"]
+    assert lost["events"] == 0 and "negative duration" in lost["reason"]
+    assert f"lost: 0 events, {lost['reason']}" in run_import(path).splitlines()
+    assert "lost:" not in run_import(TINY)
+
+
+def test_an_unknown_idle_share_says_why(tmp_path: Path) -> None:
+    second = kernel("k", 30, 5, 2, device=1)
+    two = trace_file(tmp_path / "two.json", [kernel("k", 10, 5, 1), second])
+    assert "idle share unknown: several devices" in run_import(two)
+    none = trace_file(tmp_path / "none.json", [call("cudaMalloc", 0, 5, 1)])
+    assert "idle share unknown: no kernel in it" in run_import(none)
+    point = trace_file(tmp_path / "point.json", [kernel("k", 10, 0, 1)])
+    assert "idle share unknown: the recording has no length" in run_import(point)
+    one = trace_file(tmp_path / "one.json", [kernel("k", 0, 5, 1), kernel("k", 15, 5, 2)])
+    assert "idle share 50.0%" in run_import(one)
+
+
+def on_a_terminal(code: str, path: Path) -> str:
+    """What the command writes to a terminal as standard error."""
+    ours, theirs = pty.openpty()
+    try:
+        done = subprocess.run([sys.executable, "-c", code, "import", str(path), "--json"], stdout=subprocess.PIPE,
+                              stderr=theirs, env={**os.environ, "TERM": "xterm"}, timeout=60, check=False)  # fmt: skip
+        os.write(theirs, b"|")  # an end to read up to
+        told = ""
+        while not told.endswith("|"):
+            told += os.read(ours, 1 << 16).decode()
+    finally:
+        os.close(theirs)
+        os.close(ours)
+    assert done.returncode == 0 and json.loads(done.stdout)["figures"]["kernels"] > 0
+    return told
+
+
+def test_a_terminal_shows_the_bytes_read_when_it_takes_long() -> None:
+    assert on_a_terminal(MAIN, TINY) == "|"
+    slow = f"from tokentrace.cli import import_; import_._QUIET_S = 0; {MAIN}"
+    told = on_a_terminal(slow, TINY)
+    assert " MB read …" in told and told.endswith("\r\x1b[2K|")

@@ -1,0 +1,107 @@
+"""The commands around a run: what they print, and that broken stores are one sentence."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+from support.traces import run_trace
+
+from tokentrace import emit, runs
+from tokentrace.cli import COMMANDS
+from tokentrace.fold import fold
+from tokentrace.report import Report, build
+
+COMMAND = [sys.executable, "-c", "from tokentrace.cli import main; main()"]
+
+
+def tokentrace(*arguments: str, data: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "TOKENTRACE_DATA_DIR": str(data)}
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, env=env, timeout=60, check=False)
+    assert "Traceback" not in done.stderr + done.stdout
+    return done
+
+
+def test_layers_says_of_every_layer_whether_run_can_see_it(tmp_path: Path) -> None:
+    rows = orjson.loads(tokentrace("layers", "--json", data=tmp_path).stdout)["layers"]
+    assert [row["number"] for row in rows] == [8, 7, 6, 5, 4, 3, 2, 1]
+    for row in rows:
+        assert row["status"] in ("ok", "unseen")
+        assert row["status"] == "ok" or row["reason"]
+
+
+def test_layers_names_what_the_local_engine_lacks(tmp_path: Path) -> None:
+    import click
+
+    site = Path(click.__file__).parents[1]
+    for path in site.iterdir():  # everything installed but one package that the local engine needs
+        if not path.name.lower().startswith("uvicorn"):
+            (tmp_path / path.name).symlink_to(path)
+    paths = [str(Path(runs.__file__).parents[1]), str(tmp_path)]
+    code = f"import sys; sys.path += {paths!r}; from tokentrace.cli import main; main()"
+    command = [sys.executable, "-S", "-c", code, "layers", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    rows = {row["number"]: row for row in orjson.loads(done.stdout)["layers"]}
+    assert rows[8]["status"] == "ok"
+    assert rows[6]["status"] == "unseen"
+    assert "uvicorn" in rows[6]["reason"] and "tokentrace[local]" in rows[6]["fix"]
+
+
+@pytest.fixture
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
+    monkeypatch.setenv("TOKENTRACE_DATA_DIR", str(tmp_path))
+    trace = run_trace(60, 1)
+    folder = runs.save(trace, fold(trace), build(trace))
+    return tmp_path, folder.name
+
+
+def test_a_run_is_found_by_name_part_and_path(stored: tuple[Path, str]) -> None:
+    data, name = stored
+    wanted = data / "runs" / name / runs.TRACE
+    for given in (None, name, name[:12], name[-8:], str(wanted), str(wanted.parent)):
+        assert runs.find(given) == wanted
+    assert tokentrace("show", "nothing", data=data).returncode == 2
+
+
+def test_show_draws_the_tree_of_a_run(stored: tuple[Path, str]) -> None:
+    data, name = stored
+    shown = tokentrace("show", name, "--tree", data=data).stdout
+    trace = emit.load(runs.find(name))
+    assert trace.names[trace.name[0]] in shown
+    assert len(shown.splitlines()) > 5
+    wrong = tokentrace("show", name, "--tree", "--pass", "nope", data=data)
+    assert wrong.returncode == 2 and "no nope pass" in wrong.stderr
+
+
+def test_list_leaves_out_what_is_no_run(stored: tuple[Path, str]) -> None:
+    data, name = stored
+    for number, text in enumerate(("", "[]", "{}", '{"schema": "tokentrace.report/1"}', "\x00")):
+        broken = data / "runs" / f"broken-{number}"
+        broken.mkdir()
+        (broken / runs.REPORT).write_text(text)
+    listed = orjson.loads(tokentrace("list", "--json", data=data).stdout)["runs"]
+    assert [row["run"] for row in listed] == [name]
+    assert tokentrace("list", data=data).returncode == 0
+
+
+def test_a_saved_report_reads_back(stored: tuple[Path, str]) -> None:
+    data, name = stored
+    value = orjson.loads((data / "runs" / name / runs.REPORT).read_bytes())
+    assert Report.from_json(value).to_json() == value
+    with pytest.raises(ValueError, match="schema"):
+        Report.from_json([])  # type: ignore[arg-type]
+
+
+def test_no_advice_names_a_command_that_is_not_there() -> None:
+    root = Path(runs.__file__).parents[1]
+    texts = [path for top in ("tokentrace", "probes") for path in (root / top).rglob("*.py")]
+    for path in [*texts, root / "layers.yaml", root / "README.md"]:
+        for name in re.findall(
+            r"tokentrace (doctor|attach|view|diff|bench|\w+(?= --))", path.read_text(encoding="utf-8")
+        ):
+            assert name in COMMANDS, f"{path}: tokentrace {name}"

@@ -1,1 +1,0 @@
-"""Checks, one small function each."""
