@@ -59,7 +59,7 @@ def test_phases_nest_and_lookups_keep_key_result_and_saving(tmp_path: Path) -> N
     assert hit.attributes["tokentrace.jit.key"] == "fk1" and hit.attributes["tokentrace.jit.saved_ns"] == 4_000_000
     assert spans["cache aotautograd bypass"].attributes["tokentrace.jit.reason"] == "not supported"
     text = " ".join(f.sentence + f.evidence for f in found.findings)
-    assert "shows 1.00 ms of compiling" in text and "hits 1, misses 1" in text and "hits saved 4 ms" in text
+    assert "shows 1.00 ms of compiling" in text and "hits 1, misses 1" in text and "hits saved 4.00 ms" in text
     assert "anna" not in repr([found.trace.values, found.trace.names, found.source])
     assert [state.status for state in found.layers] == ["unseen"] * 6 + ["seen", "unseen"]
 
