@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tokentrace import emit, report, runs
+from tokentrace import runs
 from tokentrace.emit.terminal import print_report
 
 
@@ -17,10 +17,11 @@ def main() -> None:
     parser.add_argument("run", nargs="?")
     parser.add_argument("-o", "--out", default="docs/run.svg")
     given = parser.parse_args()
-    built = report.build(emit.load(runs.whole(runs.find(given.run))))
+    report = runs.report_of(runs.find(given.run))
+    report.files = []  # where they lie here is of no use to a reader
     console = Console(record=True, width=112, force_terminal=True, file=io.StringIO(), highlight=False)
-    console.print(f'$ tokentrace run "Hi"\n{built.reply}')
-    print_report(built, console)
+    console.print(f'$ tokentrace run "Hi"\n{report.reply}')
+    print_report(report, console)
     Path(given.out).write_text(console.export_svg(title="tokentrace"), encoding="utf-8")
 
 

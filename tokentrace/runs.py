@@ -103,7 +103,18 @@ def find(name: str | None) -> Path:
     return root / fitting[0] / TRACE
 
 
-def whole(path: Path) -> Path:
-    """The file with every span of the run that `path` is the trace of; `path` itself when nothing was folded."""
-    detail = path.with_name(DETAIL)
-    return detail if path.name == TRACE and detail.is_file() else path
+def report_of(path: Path) -> Report:
+    """The report of the trace at `path`: the one saved beside it, else one made from the spans that are there."""
+    import orjson
+
+    from tokentrace import emit
+    from tokentrace.report import Report, build
+
+    if path.name == TRACE:
+        try:
+            return Report.from_json(orjson.loads(path.with_name(REPORT).read_bytes()))
+        except (OSError, ValueError):
+            pass  # an older run, or one of another version
+    report = build(emit.load(path))
+    report.files = [str(path)]
+    return report

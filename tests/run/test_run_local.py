@@ -94,7 +94,8 @@ def test_steps_are_one_a_token(hi: tuple[dict[str, Any], Trace, Path]) -> None:
 def test_a_saved_run_is_listed_shown_and_exported(hi: tuple[dict[str, Any], Trace, Path], tmp_path: Path) -> None:
     _, _, data = hi
     assert "Hello" in tokentrace("list", data=data).stdout
-    assert "tokenizer" in tokentrace("show", data=data).stdout
+    shown = tokentrace("show", data=data).stdout
+    assert "tokenizer" in shown and "Hello" in shown
     for target, suffix in (("jaeger", ".jaeger.json"), ("perfetto", ".perfetto.json")):
         out = tmp_path / f"x{suffix}"
         name = next((data / "runs").iterdir()).name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from tokentrace.errors import UsageError
@@ -25,23 +27,28 @@ def command(run: str | None, detail: bool, tree: bool, pass_name: str, as_json: 
     """
     from rich.console import Console
 
-    from tokentrace import emit, report, runs
-    from tokentrace.emit.terminal import print_report, print_tree
+    from tokentrace import runs
+    from tokentrace.emit.terminal import print_report
 
-    path = runs.whole(runs.find(run))
+    path = runs.find(run)
+    if tree:
+        _tree(path, pass_name, None if not no_color else False)
+        return
+    report = runs.report_of(path)
+    if as_json:
+        import orjson
+
+        click.echo(orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2).decode())
+        return
+    print_report(report, Console(no_color=no_color or None, highlight=False), detail=detail, reply=True)
+
+
+def _tree(path: Path, pass_name: str, color: bool | None) -> None:
+    from tokentrace import emit
+    from tokentrace.emit.terminal import print_tree
+
     trace = emit.load(path)
     known = list(trace.meta.get("passes") or ())
     if pass_name and pass_name not in known:
         raise UsageError(f"this run has no {pass_name} pass", fix=f"it has: {', '.join(known) or 'none'}")
-    if tree:
-        print_tree(trace, color=False if no_color else None, pass_name=pass_name)
-        return
-    built = report.build(trace)
-    built.files = [str(path)]
-    if as_json:
-        import orjson
-
-        click.echo(orjson.dumps(built.to_json(), option=orjson.OPT_INDENT_2).decode())
-        return
-    click.echo(built.reply)
-    print_report(built, Console(no_color=no_color or None, highlight=False), detail=detail)
+    print_tree(trace, color=color, pass_name=pass_name)
