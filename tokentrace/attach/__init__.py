@@ -1,0 +1,1 @@
+"""Attach: look into a server that somebody else started, without restarting it."""

@@ -1,0 +1,1 @@
+"""Bench: many requests, percentiles, and fair comparisons."""

@@ -1,0 +1,1 @@
+"""Compare: what got slower between two runs, and whether it is more than noise."""

@@ -1,0 +1,1 @@
+"""Doctor: which layer is broken, and what to type."""

@@ -1,0 +1,1 @@
+"""Tracing: `with tokentrace.trace(...)` around a program of the user."""
