@@ -96,7 +96,7 @@ def _chat(x: Exchange) -> Record:
     failed = error is not None or x.interrupted
     message = str(error) if error is not None else "interrupted" if x.interrupted else ""
     return Record(
-        f"chat {x.model or x.response_model}".rstrip(),
+        f"{x.operation} {x.model or x.response_model}".rstrip() if x.is_model_call else x.operation,
         LAYER,
         x.start_ns,
         x.end_ns,
@@ -114,11 +114,12 @@ def _chat(x: Exchange) -> Record:
 
 def _chat_attributes(x: Exchange) -> Iterator[tuple[str, Any]]:
     """Those that are known; nothing stands for what is not."""
-    yield "gen_ai.operation.name", "chat"
-    yield "gen_ai.provider.name", _provider(x.server_address)
+    if x.is_model_call:
+        yield "gen_ai.operation.name", x.operation
+        yield "gen_ai.provider.name", _provider(x.server_address)
+        yield "gen_ai.request.stream", bool(x.request.get("stream"))
     if model := x.model or x.response_model:
         yield "gen_ai.request.model", model
-    yield "gen_ai.request.stream", bool(x.request.get("stream"))
     for field, name in (("max_tokens", "max_tokens"), ("max_completion_tokens", "max_tokens"),
                         ("temperature", "temperature"), ("top_p", "top_p"), ("seed", "seed")):  # fmt: skip
         if isinstance(x.request.get(field), (int, float)):
@@ -138,7 +139,7 @@ def _chat_attributes(x: Exchange) -> Iterator[tuple[str, Any]]:
     yield "server.address", x.server_address
     yield "server.port", x.server_port
     yield "url.full", x.url
-    yield "http.request.method", "POST"
+    yield "http.request.method", "POST" if x.is_model_call else x.operation.partition(" ")[0]
     yield "http.request.body.size", x.request_bytes
     if x.status_code:
         yield "http.response.status_code", x.status_code

@@ -89,6 +89,12 @@ class Exchange:
     error: EndpointError | None = None
     error_type: str = ""  # HTTP status as text, or a word for the cause; empty when there was no error
     notes: list[str] = field(default_factory=list)
+    #: chat, text_completion, or "GET /path" for a request that asks no model for anything.
+    operation: str = "chat"
+
+    @property
+    def is_model_call(self) -> bool:
+        return self.operation in ("chat", "text_completion")
 
     @property
     def token_times_ns(self) -> list[int]:

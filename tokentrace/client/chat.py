@@ -86,6 +86,11 @@ def chat(
     return call.run(request)
 
 
+def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Those of an answer's headers (names in small letters) that tell something and can hold no key."""
+    return {name: value[:500] for name, value in headers.items() if _KEPT_HEADERS.match(name)}
+
+
 class _Call:
     """One call of `chat`: one or more attempts."""
 
@@ -219,7 +224,7 @@ class _Call:
         x = self.x
         facts.status, facts.headers = response.status, response.headers
         x.status_code, x.http_version = response.status, response.http_version
-        x.response_headers = {k: v[:500] for k, v in response.headers.items() if _KEPT_HEADERS.match(k)}
+        x.response_headers = kept_headers(response.headers)
 
     def _read(self, response: Response, reply: Reply, wire: Wire, limits: Timeouts) -> None:
         for data in response.chunks:
