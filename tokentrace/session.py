@@ -111,7 +111,7 @@ def run_passes(
         ids=ids,
         trace_id=trace_id,
         root_span_id=root,
-        processes=_processes(agent),
+        processes=processes_of(agent),
         attributes={"tokentrace.mode": mode, **_clock(agent)},
         meta={
             "prompt": ask.prompt,
@@ -239,7 +239,7 @@ def _request_id(context: ProbeContext) -> str:
     return exchange.response_id
 
 
-def _processes(agent: AgentClient | None) -> dict[str, Process]:
+def processes_of(agent: AgentClient | None) -> dict[str, Process]:
     host = this_host()
     own = str(os.getpid())
     found = {
