@@ -53,11 +53,12 @@ def stitch(
     trace_id: int = 0,
     root_span_id: int = 0,
     root_name: str = "tokentrace run",
+    window: tuple[int, int] | None = None,
     attributes: Mapping[str, Any] | None = None,
     processes: Mapping[str, Process] | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> Trace:
-    """One trace of all passes, in the order given. `attributes` go on the root, `meta` beside the spans.
+    """One trace of all passes, in the order given. `window` (ns) is the least that the root spans. `attributes` go on the root, `meta` beside the spans.
 
     `trace.meta` further gets `passes` (for each: times, layer states, what the client saw) and `stitch` (counts:
     records, spans, dropped, clamped, joins). A process that records name but `processes` does not know is added with
@@ -70,6 +71,8 @@ def stitch(
     trace.meta.update(meta or {})
     start = min(one.start_ns for one in passes)
     end = max(max(one.end_ns for one in passes), start)
+    if window is not None:
+        start, end = min(start, window[0]), max(end, window[1])
     here = next(iter(trace.processes), "")
     trace.add(
         root_name,
