@@ -58,7 +58,8 @@ def stitch(
     processes: Mapping[str, Process] | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> Trace:
-    """One trace of all passes, in the order given. `window` (ns) is the least that the root spans. `attributes` go on the root, `meta` beside the spans.
+    """One trace of all passes, in the order given. `attributes` go on the root, `meta` beside the spans; `window` (ns)
+    is what the root spans at least.
 
     `trace.meta` further gets `passes` (for each: times, layer states, what the client saw) and `stitch` (counts:
     records, spans, dropped, clamped, joins). A process that records name but `processes` does not know is added with
