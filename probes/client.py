@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tokentrace.errors import ProbeUnavailable
-from tokentrace.exchange import TOKEN_KINDS, Exchange
+from tokentrace.exchange import TOKEN_KINDS, Exchange, prompt_of
 from tokentrace.model import DOWN, KIND_CLIENT, STATUS_ERROR, STATUS_UNSET, UP, Event, Record
 from tokentrace.probe import Finding, LayerState, ProbeContext
 from tokentrace.probes._agent import AgentProbe
 from tokentrace.probes._http_server import server_side
-from tokentrace.probes._text import SHOWN, prompt_of, quote
+from tokentrace.probes._text import SHOWN, quote
 
 LAYER = 8
 GROUP = "http"

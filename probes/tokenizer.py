@@ -14,12 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tokentrace.errors import EndpointError
-from tokentrace.exchange import Exchange
+from tokentrace.exchange import Exchange, prompt_of
 from tokentrace.model import DOWN, UP, Attributes, Record
 from tokentrace.probe import Finding, LayerState, ProbeContext, ProbeUnavailable, Raw, Server
 from tokentrace.probes._agent import AgentProbe
 from tokentrace.probes._request import our_id
-from tokentrace.probes._text import prompt_of, quote
+from tokentrace.probes._text import quote
 
 LAYER = 7
 GROUP = "tokenizer"

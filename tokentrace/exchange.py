@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -140,3 +141,15 @@ class Exchange:
         known = tokens is not None and tokens > 1 and between > 0 and not hidden
         rate = (tokens - 1) * 1e9 / between if known and tokens is not None else None
         return Latencies(self.wall_ns, self.ttft_ns, tuple(self.inter_token_ns), len(times), tokens, rate)
+
+
+def prompt_of(request: Mapping[str, Any]) -> str:
+    """What the user said last; of content in parts the texts."""
+    for message in reversed(request.get("messages") or ()):
+        if isinstance(message, Mapping) and message.get("role") == "user":
+            content = message.get("content")
+            if isinstance(content, list):
+                return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+            return str(content or "")
+    prompt = request.get("prompt")
+    return prompt if isinstance(prompt, str) else ""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from support.answering import Answering, context
 
+from tokentrace.exchange import prompt_of
 from tokentrace.probe import Raw
 from tokentrace.probes._request import our_id
-from tokentrace.probes._text import prompt_of, quote
+from tokentrace.probes._text import quote
 
 TRACE = f"00-{'ab' * 16}-00000000000000{{}}-{{}}"
 

@@ -12,12 +12,21 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokentrace.agent.core import AgentError, Emit, GroupUnavailable, Recorder, register_group
+from tokentrace.agent.core import AgentError, Emit, GroupUnavailable, Recorder, register_group, replace_groups
 
 if TYPE_CHECKING:
     from tokentrace.agent.control import Server
 
-__all__ = ["AgentError", "Emit", "GroupUnavailable", "Recorder", "register_group", "running", "start"]
+__all__ = [
+    "AgentError",
+    "Emit",
+    "GroupUnavailable",
+    "Recorder",
+    "register_group",
+    "replace_groups",
+    "running",
+    "start",
+]
 
 _server: Server | None = None
 _template = ""

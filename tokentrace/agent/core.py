@@ -124,6 +124,17 @@ def register_group(name: str, factory: Callable[[], Group]) -> None:
     _factories[name] = factory
 
 
+def replace_groups(factories: Mapping[str, Callable[[], Group] | None]) -> dict[str, Callable[[], Group] | None]:
+    """Make these groups stand for their names (None: the built-in ones again); gives what stood there before."""
+    before = {name: _factories.get(name) for name in factories}
+    for name, factory in factories.items():
+        if factory is None:
+            _factories.pop(name, None)
+        else:
+            _factories[name] = factory
+    return before
+
+
 def group_names() -> list[str]:
     return sorted({*_factories, *_KNOWN})
 

@@ -1,1 +1,0 @@
-"""Tracing: `with tokentrace.trace(...)` around a program of the user."""

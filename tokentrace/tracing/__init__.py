@@ -1,0 +1,7 @@
+"""Tracing from a program of one's own: `tokentrace.run`, `tokentrace.load` and `with tokentrace.trace(...)`.
+
+result      what all three give: spans, layers, findings, and the ways out
+block       the with statement: watches what happens inside it, and makes one trace of it
+http_calls  requests that go through httpx, which the openai package uses
+in_process  a model that runs in this process: transformers' generate
+"""

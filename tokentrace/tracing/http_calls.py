@@ -1,0 +1,356 @@
+"""Requests that a program sends through httpx, the openai package's among them, as exchanges.
+
+Watched are the transports `httpx.HTTPTransport` and `httpx.AsyncHTTPTransport`, where each request appears that really
+goes out: a retry is a request of its own. The request gets a `traceparent`, so that a server that traces joins in; it
+is changed in nothing else, and the program gets the very bytes it would get otherwise. What the reply says is read
+along as the program reads it. No header is kept, as headers hold keys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from tokentrace.client import keys
+from tokentrace.client.chat import kept_headers, traceparent
+from tokentrace.client.chunks import parse_json
+from tokentrace.client.diagnose import diagnose, error_type
+from tokentrace.client.facts import KEPT_BYTES, Facts
+from tokentrace.client.reply import Reply
+from tokentrace.client.wire import Wire
+from tokentrace.exchange import Exchange
+
+if TYPE_CHECKING:
+    import httpx
+
+    from tokentrace.tracing.block import Block
+
+_MAX_REQUEST_BYTES = 4 * 2**20
+#: Fields by which the body of a request for a reply is known.
+_ASKS = ("messages", "prompt")
+
+_watchers: list[Block] = []
+_originals: list[tuple[type, str, Any]] = []
+_mutex = threading.Lock()
+
+
+def watch(block: Block) -> None:
+    """From now on the block is offered every request; `unwatch` ends that. httpx is wrapped while anybody watches."""
+    import httpx
+
+    with _mutex:
+        _watchers.append(block)
+        if len(_watchers) > 1:
+            return
+        for owner, name, make in (
+            (httpx.HTTPTransport, "handle_request", _sync),
+            (httpx.AsyncHTTPTransport, "handle_async_request", _async),
+        ):
+            original = vars(owner)[name]
+            _originals.append((owner, name, original))
+            setattr(owner, name, make(original))
+
+
+def unwatch(block: Block) -> None:
+    with _mutex:
+        if block in _watchers:
+            _watchers.remove(block)
+        if not _watchers:
+            while _originals:
+                owner, name, original = _originals.pop()
+                setattr(owner, name, original)
+
+
+def _begin(request: httpx.Request, is_async: bool) -> Call | None:
+    """The call of this request; None when no trace wants it, or when ours fails: the program's request goes on."""
+    try:
+        # The innermost trace of this context comes first; one that is merely open takes what nobody else does.
+        wanting = [(claim, block) for block in reversed(_watchers) if (claim := block.claims())]
+        if not wanting:
+            return None
+        claim, block = max(wanting, key=lambda pair: pair[0])
+        return Call(block, request, is_async)
+    except Exception:  # noqa: BLE001 - nothing of ours may reach the program
+        return None
+
+
+def _sync(original: Callable[..., Any]) -> Callable[..., Any]:
+    def handle_request(self: Any, request: httpx.Request) -> httpx.Response:
+        call = _begin(request, False)
+        response: httpx.Response
+        if call is None:
+            response = original(self, request)
+            return response
+        try:
+            response = original(self, request)
+        except BaseException as error:
+            call.failed(error)
+            raise
+        call.answered(response)
+        response.stream = _sync_stream(response.stream, call)
+        return response
+
+    return handle_request
+
+
+def _async(original: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+    async def handle_async_request(self: Any, request: httpx.Request) -> httpx.Response:
+        call = _begin(request, True)
+        response: httpx.Response
+        if call is None:
+            response = await original(self, request)
+            return response
+        try:
+            response = await original(self, request)
+        except BaseException as error:
+            call.failed(error)
+            raise
+        call.answered(response)
+        response.stream = _async_stream(response.stream, call)
+        return response
+
+    return handle_async_request
+
+
+class Call:
+    """One request on its way. Every method is safe to call at any time and never raises."""
+
+    def __init__(self, block: Block, request: httpx.Request, is_async: bool) -> None:
+        parts = urlsplit(str(request.url))
+        where = f"{parts.scheme}://{request.url.netloc.decode('ascii', 'replace').rpartition('@')[2]}{parts.path}"
+        self.block = block
+        self.wire = Wire(host=parts.hostname or "", port=parts.port or (443 if parts.scheme == "https" else 80))
+        asked = _asked(request)
+        span_id = block.ids.span_id()
+        given = request.headers.get("traceparent")
+        self.x = Exchange(
+            url=where,  # without the query, where some services want the key
+            model=str(asked.get("model") or "") if asked else "",
+            span_id=span_id,
+            traceparent=given or traceparent(block.trace_number, span_id),
+            request=asked or {},
+            request_bytes=int(request.headers.get("content-length") or 0),
+            start_ns=time.time_ns(),
+            server_address=self.wire.host,
+            server_port=self.wire.port,
+        )
+        if asked is None:
+            self.x.operation = f"{request.method} {parts.path or '/'}"
+        elif "messages" not in asked:
+            self.x.operation = "text_completion"
+        if given:
+            self.x.notes.append("the request carried a traceparent of another tracer, which was left as it is")
+        else:
+            request.headers["traceparent"] = self.x.traceparent
+        self.facts = Facts(self.x.url, self.x.url, self.wire, model=self.x.model)
+        self.facts.key_sent = "authorization" in request.headers
+        self.stage = block.current_stage()
+        self._reply = Reply(self.x, self.facts)
+        self._secrets = keys.secrets(dict(request.headers), parts.query)
+        self._decoder: Any = None
+        self._unreadable = ""
+        self._ended = False
+        self._listen(request, is_async)
+        block.begun(self)
+
+    def _listen(self, request: httpx.Request, is_async: bool) -> None:
+        """Have httpcore tell when it connects and sends, beside whoever else wanted to be told."""
+        other = request.extensions.get("trace")
+
+        def told(name: str, info: Any) -> Any:
+            with contextlib.suppress(Exception):
+                self._on_wire(name)
+            return other(name, info) if other is not None else None
+
+        async def told_async(name: str, info: Any) -> None:
+            with contextlib.suppress(Exception):
+                self._on_wire(name)
+            if other is not None:
+                await other(name, info)
+
+        request.extensions = {**request.extensions, "trace": told_async if is_async else told}
+
+    def _on_wire(self, name: str) -> None:
+        """Names are httpcore's: https://www.encode.io/httpcore/extensions/#trace"""
+        now, wire = time.time_ns(), self.wire
+        _, _, event = name.partition(".")
+        if event == "connect_tcp.started":
+            wire.stage, wire.connect_start_ns = "connect", wire.connect_start_ns or now
+        elif event == "connect_tcp.complete":
+            wire.connect_end_ns = now
+        elif event == "start_tls.started":
+            wire.stage, wire.tls_start_ns = "tls", now
+        elif event == "start_tls.complete":
+            wire.tls_end_ns = now
+        elif event == "send_request_headers.started":
+            wire.stage, wire.send_start_ns = "send", now
+        elif event == "send_request_body.complete":
+            wire.stage, wire.send_end_ns = "wait", now
+        elif event == "receive_response_headers.complete":
+            wire.first_read_ns = now
+
+    def answered(self, response: httpx.Response) -> None:
+        with contextlib.suppress(Exception):
+            headers = {name.lower(): self._hide(value.encode()).decode() for name, value in response.headers.items()}
+            self.facts.status, self.facts.headers = response.status_code, headers
+            self.x.status_code, self.x.response_headers = response.status_code, kept_headers(headers)
+            self.x.http_version = str(response.http_version).removeprefix("HTTP/")
+            coding = headers.get("content-encoding", "").strip().lower()
+            if coding in ("gzip", "x-gzip", "deflate"):
+                self._decoder = zlib.decompressobj(zlib.MAX_WBITS | 32)
+            elif coding not in ("", "identity"):
+                self._unreadable = f"the answer is compressed with {coding}, which is not read along"
+
+    def arrived(self, data: bytes) -> None:
+        """A piece of the body, on its way to the program."""
+        now = time.time_ns()
+        self.wire.last_read_ns, self.wire.stage, self.wire.body_begun = now, "stream", True
+        self.x.response_bytes += len(data)
+        if self._unreadable:
+            return
+        try:
+            plain = self._hide(self._decoder.decompress(data) if self._decoder is not None else data)
+            if not 200 <= self.facts.status < 300:
+                self.facts.body = (self.facts.body + plain)[:KEPT_BYTES]
+            elif plain and self.x.is_model_call:
+                self._reply.feed(plain, now)
+        except Exception as error:  # noqa: BLE001 - the program reads on, only we cannot
+            self._unreadable = f"the answer could not be read along: {type(error).__name__}"
+
+    def _hide(self, data: bytes) -> bytes:
+        """Without the request's keys, which some servers send back."""
+        for secret in self._secrets:
+            data = data.replace(secret, b"(hidden)")
+        return data
+
+    def failed(self, error: BaseException) -> None:
+        """The request or its reply ended with an error, which goes on to the program."""
+        if not isinstance(error, Exception):
+            self._end("interrupted")
+            return
+        cause: BaseException | None = error
+        while cause is not None and not type(cause).__module__.startswith("httpcore"):
+            cause = cause.__cause__ or cause.__context__
+        self.facts.error = cause or error
+        self._end("")
+
+    def closed(self, whole: bool) -> None:
+        """The program has read the reply to its end, or let go of it before."""
+        self._end("" if whole or self._reply.done else "the program stopped reading before the reply's end")
+
+    def left_open(self) -> None:
+        """The block has ended and this call has not."""
+        self._end("the request was still under way when the trace ended")
+
+    def _end(self, broken: str) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        x = self.x
+        x.end_ns = max(time.time_ns(), x.start_ns)
+        with contextlib.suppress(Exception):
+            self._reply.close()
+            self.facts.elapsed_ns = x.wall_ns
+            if self._unreadable:
+                x.notes.append(self._unreadable)
+            if broken:
+                x.interrupted, x.error_type = True, "interrupted"
+                x.notes.append(broken)
+            else:
+                self._judge()
+            first = next(iter(x.token_times_ns), 0)
+            answered = x.complete or x.status_code >= 300
+            wait_end = first or (self.wire.first_read_ns if answered else 0) or x.end_ns
+            if not self.wire.send_end_ns and self.wire.first_read_ns:
+                self.wire.send_end_ns = self.wire.send_start_ns
+            x.phases = self.wire.phases(x.end_ns, wait_end, first > 0, "interrupted" if broken else "")
+        self.block.ended(self)
+
+    def _judge(self) -> None:
+        x = self.x
+        if x.is_model_call and not self._unreadable:
+            error = diagnose(self.facts)
+        else:
+            error = diagnose(self.facts) if self.facts.error is not None or self.facts.status >= 400 else None
+        if error is None:
+            x.complete = True
+            return
+        x.error, x.error_type = error, error_type(error, x.status_code)
+
+
+def _asked(request: httpx.Request) -> dict[str, Any] | None:
+    """The body of a request for a reply, None for any other request."""
+    import httpx
+
+    if request.method != "POST":
+        return None
+    try:
+        content = request.content
+    except httpx.RequestNotRead:
+        return None
+    if not content or len(content) > _MAX_REQUEST_BYTES:
+        return None
+    try:
+        value = parse_json(content)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) and any(name in value for name in _ASKS) else None
+
+
+def _sync_stream(inner: Any, call: Call) -> httpx.SyncByteStream:
+    import httpx
+
+    class Watched(httpx.SyncByteStream):
+        """The reply's bytes, unchanged."""
+
+        def __iter__(self) -> Iterator[bytes]:
+            try:
+                for data in inner:
+                    call.arrived(data)
+                    yield data
+            except GeneratorExit:
+                raise
+            except BaseException as error:
+                call.failed(error)
+                raise
+            call.closed(True)
+
+        def close(self) -> None:
+            try:
+                inner.close()
+            finally:
+                call.closed(False)
+
+    return Watched()
+
+
+def _async_stream(inner: Any, call: Call) -> httpx.AsyncByteStream:
+    import httpx
+
+    class Watched(httpx.AsyncByteStream):
+        """The reply's bytes, unchanged."""
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            try:
+                async for data in inner:
+                    call.arrived(data)
+                    yield data
+            except GeneratorExit:
+                raise
+            except BaseException as error:
+                call.failed(error)
+                raise
+            call.closed(True)
+
+        async def aclose(self) -> None:
+            try:
+                await inner.aclose()
+            finally:
+                call.closed(False)
+
+    return Watched()

@@ -1,0 +1,145 @@
+"""A model that runs in the program itself: the agent is started here, in this process, and asked over its own socket.
+
+The same groups of hooks record as in a server, so that the same probes read them. Nothing happens in a program that
+has loaded no engine when the block begins.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokentrace.agent_client import AgentClient
+from tokentrace.errors import ProbeUnavailable, TokentraceError
+from tokentrace.layers import load
+from tokentrace.probe import LayerState, Probe, ProbeContext, Raw
+from tokentrace.registry import create
+
+DEEP_FIX = "with tokentrace.trace(name, deep=True)"
+_PATIENCE_S = 5.0
+
+
+class InProcess:
+    """`start` before the block, `stop` behind it; then `requests`, and `probes` to collect from."""
+
+    def __init__(self, deep: bool, layers: frozenset[int] | None) -> None:
+        self._deep, self._layers = deep, layers
+        self._restore: dict[str, Any] = {}
+        self._context = ProbeContext("trace", "once", deep, options={"with_text": True})
+        self.agent: AgentClient | None = None
+        self.probes: list[Probe] = []
+        #: Layers whose probe could not be armed.
+        self.unseen: dict[int, LayerState] = {}
+        self.notes: list[str] = []
+        self._late = False
+
+    def start(self) -> None:
+        """Never raises: the program inside the block must run whatever becomes of its trace."""
+        self._late = "transformers.generation.utils" not in sys.modules
+        try:
+            if not self._late:
+                self._start_agent()
+        except (TokentraceError, OSError, ImportError) as error:
+            self.notes.append(f"the model in this process is not watched: {error}")
+        self._arm()
+
+    def _start_agent(self) -> None:
+        from tokentrace import agent
+        from tokentrace.agent import generate_hooks
+
+        running = agent.running()
+        if running is None:
+            # It stays for as long as the process lives, asleep while no trace is open.
+            folder = tempfile.mkdtemp(prefix="tokentrace-")  # mode 0700
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            path = str(Path(folder) / "agent.sock")
+            agent.start(path)
+        else:
+            path = running.path
+        self._restore = agent.replace_groups(generate_hooks.GROUPS)
+        self.agent = AgentClient.connect(path, timeout_s=_PATIENCE_S)
+        self.agent.begin_pass()
+        self._context.agent = self.agent
+
+    def _arm(self) -> None:
+        for layer in load():
+            if layer.number == 8 or (self._layers is not None and layer.number not in self._layers):
+                continue
+            if self.agent is None and layer.number != 1:
+                continue  # only power can be seen without looking into a process
+            if layer.cost == "deep" and not self._deep:
+                self.unseen[layer.number] = LayerState(
+                    layer.number, "unseen", "not probed, so that the times are true", DEEP_FIX
+                )
+                continue
+            self._arm_one(layer.number, create(layer))
+
+    def _arm_one(self, number: int, probe: Probe) -> None:
+        try:
+            probe.arm(self._context)
+            self.probes.append(probe)
+        except ProbeUnavailable as error:
+            probe.disarm()
+            self.unseen[number] = LayerState(number, "unseen", str(error), error.fix)
+        except Exception as error:  # noqa: BLE001 - a layer that fails never fails the program
+            probe.disarm()
+            self.unseen[number] = LayerState(number, "unseen", f"its probe failed: {type(error).__name__}: {error}")
+
+    def stop(self) -> None:
+        """Put everything back and fetch what was recorded. Never raises."""
+        for probe in self.probes:
+            probe.disarm()
+        if self._late and "transformers.generation.utils" in sys.modules:
+            self.notes.append(
+                "transformers was loaded inside the block and is not watched: import it before the block begins"
+            )
+        if self.agent is None:
+            return
+        with contextlib.suppress(TokentraceError):
+            self.agent.end_pass()
+        self.agent.records("engine")  # decoded now, before the connection goes
+        self.agent.close()
+        from tokentrace import agent
+
+        agent.replace_groups(self._restore)
+
+    def requests(self) -> list[tuple[str, int, int]]:
+        """(id, start, end in ns) of each generation, with the tokenizing before and behind it."""
+        if self.agent is None:
+            return []
+        found: dict[str, tuple[int, int]] = {}
+        ran = {str(raw.data["rid"]) for raw in self.agent.records("engine") if raw.name == "finish"}
+        for group in ("tokenizer", "engine"):
+            for raw in self.agent.records(group):
+                rids = [str(raw.data["rid"])] if "rid" in raw.data else list(raw.data.get("reqs") or ())
+                for rid in rids:
+                    if rid in ran:
+                        start, end = found.get(rid, (raw.start_ns, raw.end_ns))
+                        found[rid] = min(start, raw.start_ns), max(end, raw.end_ns)
+        return [(rid, start, end) for rid, (start, end) in found.items()]
+
+    def facts_of(self, rid: str) -> Mapping[str, Any]:
+        """What is known of one generation: model, prompt, reply, tokens, finish_reason."""
+        assert self.agent is not None
+        mine = [raw for group in ("tokenizer", "engine") for raw in self.agent.records(group) if _is_of(raw, rid)]
+        finish = next((raw.data for raw in mine if raw.name == "finish"), {})
+        texts = {name: [r.data for r in mine if r.name == name] for name in ("template", "encode", "decode")}
+        given = [one["text_in"] for one in (*texts["template"], *texts["encode"]) if "text_in" in one]
+        return {
+            "model": finish.get("model") or finish.get("model_class") or "",
+            "prompt": given[0] if given else "",
+            "reply": "".join(one.get("text", "") for one in texts["decode"]),
+            "prompt_tokens": finish.get("prompt"),
+            "completion_tokens": finish.get("tokens"),
+            "finish_reason": finish.get("reason") or "",
+        }
+
+
+def _is_of(raw: Raw, rid: str) -> bool:
+    return raw.data.get("rid") == rid
