@@ -6,6 +6,7 @@
     │   └── LayerError              unknown layer, or a broken layers.yaml
     ├── ProbeUnavailable            a layer cannot be seen here; never ends a run by itself
     ├── EngineError                 exit code 2: the local engine did not start or died
+    ├── AttachError                 exit code 2: a running server cannot be looked into
     ├── EndpointError               exit code 2: the server could not be used
     └── ExportError                 exit code 1: the trace did not arrive where it was sent
 
@@ -51,6 +52,12 @@ class ProbeUnavailable(TokentraceError):
 
 class EngineError(TokentraceError):
     """The local engine could not start, or ended while it was needed."""
+
+    exit_code = 2
+
+
+class AttachError(TokentraceError):
+    """A running server, or one of its processes, cannot be looked into."""
 
     exit_code = 2
 
