@@ -19,7 +19,7 @@ class Imported:
 
     `figures` as in `figures.figures`, over all files, with `lanes` where there are several; `steps` one entry a step
     with the same figures; `lost` {events, reason}; `source` what was read; `layers` 8 to 1; `operators` by kernel time
-    and own time.
+    and own time; `kernels` (name, count, total ns) of every kernel, where a name may come twice.
     """
 
     figures: dict[str, Any]
@@ -30,6 +30,7 @@ class Imported:
     source: dict[str, Any]
     layers: list[LayerState] = field(default_factory=list)
     operators: list[dict[str, Any]] = field(default_factory=list)
+    kernels: list[tuple[str, int, int]] = field(default_factory=list)
 
 
 class Collected:
@@ -100,6 +101,7 @@ class Collected:
             source=self.sources[0] if len(self.sources) == 1 else files,
             layers=states,
             operators=self.operators,
+            kernels=self.kernels,
         )
 
     def _of_lanes(self) -> list[Finding]:
