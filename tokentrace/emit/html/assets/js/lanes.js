@@ -1,0 +1,143 @@
+/* The eight layers as lanes: the token goes down on the left and comes up on the right, in the form it has there. */
+
+import { h, put } from "./dom.js";
+import { count, duration, fact, share, visible } from "./format.js";
+import { drawRails } from "./rails.js";
+import { textOf, title } from "./steps.js";
+
+const WAYS = ["down", "up"];
+
+export function showLanes(trace, state, go) {
+  const open = new Set();
+  const place = document.getElementById("lanes");
+  const rails = drawRails(place);
+  place.classList.add("card");
+  const draw = () => {
+    const now = moment(trace, state);
+    const toggle = (layer) => {
+      open.has(layer) ? open.delete(layer) : open.add(layer);
+      draw();
+      document.querySelector(`#lane-${layer} .name`).focus();
+    };
+    put("lanes", ends(trace, state, now), now.layers.map((lane) => row(lane, now, open.has(lane.layer), toggle, go)), note(now));
+    rails.attach();
+  };
+  state.on(["pass", "frame"], (changed) => {
+    draw();
+    if (changed.includes("frame")) rails.travel();
+  });
+  draw();
+}
+
+/** Own times and forms of what is chosen: the whole request, or one step of it. */
+function moment(trace, state) {
+  const { report, passes, headline } = trace.story;
+  const pass = passes.find((one) => one.name === state.pass);
+  const frame = pass.frames[state.frame] ?? null;
+  const told = report.passes[pass.name];
+  const isMain = pass.name === headline;
+  const reference = state.frame >= 0 ? (frame?.own ? sum(frame.own) + frame.unattributed : frame.end - frame.start) : isMain ? report.wall_ns : told?.wall_ns ?? pass.end - pass.start;
+  const layers = report.layers.map((row) => ({
+    ...row,
+    meta: trace.story.layers.find((one) => one.number === row.layer),
+    ways: Object.fromEntries(WAYS.map((way) => [way, at(row, way, { pass, frame, told, isMain })])),
+  }));
+  const most = Math.max(1, ...layers.flatMap((lane) => WAYS.map((way) => lane.ways[way].spent ?? 0)));
+  return { pass, frame, reference, layers, most, estimated: layers.some((lane) => WAYS.some((way) => lane.ways[way].estimated)) };
+}
+
+function sum(own) {
+  return Object.values(own).reduce((total, spent) => total + spent, 0);
+}
+
+function at(row, way, { pass, frame, told, isMain }) {
+  const key = `${row.layer}.${way}`;
+  if (frame) {
+    const spent = frame.own ? frame.own[key] ?? 0 : null;
+    return { form: frame.forms[key] ?? null, spent, estimated: frame.estimated && row.layer <= 5 && row.layer >= 3 };
+  }
+  const form = way === "down" ? [row.form_in, row.form_out] : [row.form_up_in, row.form_up_out];
+  if (isMain) {
+    const spent = way === "down" ? row.own_ns_down : row.own_ns_up;
+    return { form, spent, estimated: row.own_source === "deep proportions" };
+  }
+  const known = told?.own_ns ?? {};
+  const deeper = [8, 7, 6, 5].includes(row.layer) || Object.keys(known).some((one) => one.startsWith(`${row.layer}.`));
+  return { form, spent: known[key] ?? (deeper && row.status === "seen" ? 0 : null), estimated: false };
+}
+
+function ends(trace, state, now) {
+  const { report } = trace.story;
+  const frames = now.pass.frames;
+  const before = state.frame > 0 ? [...frames.slice(0, state.frame)].reverse().find((frame) => frame.tokens.length) : null;
+  const given = before ? [visible(textOf(before)) || "end", "the token before goes in"] : [report.prompt || "what was recorded", report.prompt ? "the prompt goes in" : "starts here"];
+  const text = now.frame ? visible(textOf(now.frame)) : report.reply;
+  const gone = now.frame ? [text || (now.frame.tokens.length ? "(no text)" : "no token yet"), title(now.frame, state.frame)] : [text || (report.error ? "no reply" : "ends here"), text ? "the reply comes back" : ""];
+  const word = ([shown, small]) => h("p.word", {}, shown.length > 160 ? `${shown.slice(0, 160)}…` : shown, h("small", {}, small));
+  return h("div.row.ends", {}, word(given), word(gone));
+}
+
+function row(lane, now, open, toggle, go) {
+  const off = lane.status !== "seen";
+  const small = off ? lane.status : count(lane.evidence, "span");
+  return h(
+    `article.lane.row${off ? ".off" : ""}`, { id: `lane-${lane.layer}`, "data-layer": lane.layer, "aria-label": `layer ${lane.layer}, ${lane.title}` },
+    h("button.name", { type: "button", "aria-expanded": String(open), click: () => toggle(lane.layer) }, h("b", {}, String(lane.layer)), h("span", {}, lane.title, h("small", {}, small))),
+    WAYS.map((way) => [dot(lane, way, now), cell(lane, way, now)]),
+    open ? more(lane, go) : null,
+  );
+}
+
+/** As large as its share: the area tells, so the size goes with the root. */
+function dot(lane, way, now) {
+  const spent = lane.ways[way].spent ?? 0;
+  const here = lane.status === "seen" && (spent > 0 || lane.ways[way].form);
+  const size = 8 + 16 * Math.sqrt(spent / Math.max(now.reference, 1));
+  return h(`div.dot.${way}${here ? "" : ".off"}`, { "data-way": way, "aria-hidden": "true" }, h("i", { style: here ? { "--size": `${size.toFixed(1)}px` } : {} }));
+}
+
+function cell(lane, way, now) {
+  const { form, spent, estimated } = lane.ways[way];
+  if (lane.status !== "seen" && !spent) {
+    if (way === "up") return h("div.cell");
+    return h("div.cell.quiet", { title: lane.reason }, h("p", {}, lane.status === "idle" ? `idle: ${lane.reason}` : lane.reason));
+  }
+  if (now.frame && !form && !spent) return h("div.cell.quiet", {}, h("p", {}, "nothing in this step"));
+  const full = form ? `${form[0]} → ${form[1]}` : "";
+  return h(
+    `div.cell.${way}`, {},
+    form ? h("div.form.mono", { title: full }, h("code", {}, form[0]), h("span", { "aria-label": "becomes" }, "→"), h("code", {}, form[1])) : null,
+    h(
+      "div.spent", {},
+      h("b", {}, spent === null ? "time not known" : (estimated ? "~" : "") + duration(spent)),
+      h("div.meter", { "aria-hidden": "true" }, spent ? h("i", { style: { width: `${(100 * spent) / now.most}%` } }) : null),
+      spent === null ? h("small", {}, whyUnknown(lane, now)) : h("small", {}, share(spent, now.reference)),
+    ),
+  );
+}
+
+function whyUnknown(lane, now) {
+  if (now.frame && now.pass.folded) return "spans of this pass were folded";
+  if ([3, 4].includes(lane.layer) && ["cold", "warm"].includes(now.pass.name)) return "not probed in this pass; within layer 5";
+  return lane.own_source && lane.own_source !== "measured" ? lane.own_source : "";
+}
+
+function more(lane, go) {
+  const facts = Object.entries(lane.facts);
+  return h(
+    "div.more", {},
+    h("p", {}, lane.meta.question),
+    lane.reason ? h("p", {}, lane.reason) : null,
+    lane.fix ? h("p", {}, h("b", {}, "To see it: "), lane.fix) : null,
+    facts.length ? h("dl", {}, facts.map(([key, value]) => {
+      const [name, text] = fact(key, value);
+      return h("div", {}, h("dt", {}, name), h("dd", { title: text }, text));
+    })) : null,
+    lane.evidence ? h("p", {}, h("button.link", { type: "button", click: () => go.toLayer(lane.layer, lane.evidence_pass) }, `Show its longest span in the ${lane.evidence_pass} pass`)) : null,
+  );
+}
+
+function note(now) {
+  if (!now.estimated) return null;
+  return h("p.note", {}, `~ time of the ${now.pass.name} pass, shared out over layers 5 to 3 in the proportions of the deep pass, which looked inside.`);
+}

@@ -1,0 +1,130 @@
+/* Findings, gaps, the passes side by side, operators, what was not seen, and the run's particulars. */
+
+import { h, put } from "./dom.js";
+import { count, duration, share } from "./format.js";
+import { jump } from "./headline.js";
+
+const MARKS = { ok: "✓", warn: "!", fail: "×", unknown: "?" };
+
+export function showFindings(trace, go) {
+  const { report, findings } = trace.story;
+  const item = (finding, index) => h(
+    "li", { "data-layer": finding.layer },
+    h(`span.mark.${MARKS[finding.status] ? finding.status : "unknown"}`, { title: finding.status, "aria-label": finding.status }, MARKS[finding.status] ?? "?"),
+    h("p", {}, finding.sentence, " ", findings[index] ? jump(findings[index], go) : null),
+    h("p.where", {}, `Layer ${finding.layer}${finding.evidence ? `: ${finding.evidence}` : ""}`),
+    finding.fix ? h("p.fix", {}, finding.fix) : null,
+  );
+  const notes = report.notes.map((note) => h("li", {}, h("span.mark.unknown", { "aria-hidden": "true" }, "i"), h("p", {}, note)));
+  put("findings", report.findings.length || notes.length ? h("ul.items", {}, report.findings.map(item), notes) : h("p.soft", {}, "Nothing unusual was found."));
+  showGaps(trace, go);
+}
+
+function showGaps(trace, go) {
+  const { report, passes, headline } = trace.story;
+  const pass = passes.find((one) => one.name === headline);
+  const item = (gap) => h(
+    "li.gap", {}, h("b", {}, duration(gap.length_ns)),
+    h("p", {}, `between ${gap.before} and ${gap.after} `, h("span.where", {}, `in ${gap.around} `), h("button.link", { type: "button", click: () => go.toStretch(pass.start + gap.start_ns, pass.start + gap.start_ns + gap.length_ns) }, "Show it")),
+  );
+  put(
+    "gaps", h("h3", {}, `Time of no layer: ${duration(report.unattributed_ns)}, ${share(report.unattributed_ns, report.wall_ns)}`),
+    report.gaps.length ? h("ul.items", {}, report.gaps.map(item)) : h("p.soft", {}, "Every instant belongs to a layer."),
+  );
+}
+
+/** One column a pass, on one scale, so that lengths compare. */
+export function showLayers(trace) {
+  const { report, passes } = trace.story;
+  const columns = passes.map((pass) => ({ pass, told: report.passes[pass.name] })).filter((column) => column.told);
+  const spent = (told, layer) => ["down", "up"].map((way) => told.own_ns[`${layer}.${way}`] ?? 0);
+  const most = Math.max(1, ...columns.flatMap(({ told }) => report.layers.map((row) => spent(told, row.layer).reduce((a, b) => a + b))));
+  document.getElementById("own-hint").textContent = columns.length > 1 ? "As measured in each pass, on one scale. Pale: on the way back." : "As measured. Pale: on the way back.";
+  const cell = (row, { told }) => {
+    const [down, up] = spent(told, row.layer);
+    if (!down && !up) return h("td.dim", {}, h("div.amount.dim", {}, h("span", {}, quiet(row, told))));
+    const bar = (ns, kind) => (ns ? h(`i${kind}`, { style: { width: `${(100 * ns) / most}%` } }) : null);
+    return h("td", { title: `${duration(down)} down, ${duration(up)} up` }, h("div.amount", {}, h("span", {}, duration(down + up)), h("div.meter", { "aria-hidden": "true" }, bar(down, ""), bar(up, ".back"))));
+  };
+  const line = (name, pick, kind = "minor") => h(`tr.${kind}`, {}, h("td", {}, name), columns.map(({ told }) => h("td", {}, h("div.amount", {}, h("span", {}, pick(told))))));
+  put(
+    "layers",
+    h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Own time by layer and pass" }, h(
+      "table.compare", {},
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Layer"), columns.map(({ pass }) => h("th", { scope: "col" }, h("b", {}, pass.name), pass.name === trace.story.headline && columns.length > 1 ? " speaks for the run" : "")))),
+      h(
+        "tbody", {},
+        report.layers.map((row) => h("tr", { "data-layer": row.layer }, h("td", {}, h("i.key"), `${row.layer} ${row.title}`), columns.map((column) => cell(row, column)))),
+        line("of no layer", (told) => duration(told.unattributed_ns)),
+        line("the request", (told) => duration(told.wall_ns), "total"),
+        columns.some(({ told }) => told.ttft_ns !== null) ? line("first token", (told) => duration(told.ttft_ns)) : null,
+        columns.some(({ told }) => told.cached_tokens) ? line("tokens from the cache", (told) => String(told.cached_tokens ?? "–")) : null,
+        columns.length > 1 ? line("times the warm one", (told) => (told.dilation ? `${told.dilation.toFixed(2)} ×` : "–")) : null,
+      ),
+    )),
+    report.cold ? h("p.soft", { style: { "margin-top": "12px" } }, report.cold) : null,
+  );
+}
+
+function quiet(row, told) {
+  if (row.layer === 1) return "no time";
+  if (row.status !== "seen") return row.status;
+  const deeper = Object.keys(told.own_ns).some((key) => key.startsWith("4.") || key.startsWith("3."));
+  return [3, 4].includes(row.layer) && !deeper ? "within 5" : "–";
+}
+
+export function showOperators(trace, search) {
+  const { report } = trace.story;
+  const place = document.getElementById("operators");
+  if (!report.operators.length) {
+    place.append(h("p.soft", {}, "No operator was seen: ", report.layers.find((row) => row.layer === 4)?.reason || "nothing looked inside the model", "."));
+    return;
+  }
+  const total = report.operators.reduce((sum, one) => sum + one.own_ns, 0);
+  const most = report.operators[0].own_ns || 1;
+  const row = (one) => h(
+    "tr", { "data-layer": 4 },
+    h("td", {}, h("button.link", { type: "button", click: () => search.find(one.name) }, one.name), one.shapes ? h("small.mono", {}, one.shapes.slice(0, 90)) : null),
+    h("td.number", {}, one.calls.toLocaleString("en")),
+    h("td.number", {}, duration(one.own_ns)),
+    h("td", {}, h("div.meter", { "aria-hidden": "true" }, h("i", { style: { width: `${(100 * one.own_ns) / most}%` } }))),
+  );
+  const head = h("tr", {}, h("th", { scope: "col" }, "Operator"), h("th.number", { scope: "col" }, "Calls"), h("th.number", { scope: "col" }, "Own time"), h("th", {}, h("span.unseen-text", {}, "as a bar")));
+  const table = (rows) => h("div.scroll", {}, h("table", {}, h("thead", {}, head.cloneNode(true)), h("tbody", {}, rows.map(row))));
+  const first = report.operators.slice(0, 8), rest = report.operators.slice(8);
+  place.append(
+    h("p.hint", {}, `In the ${report.operators_pass} pass; the ones shown own ${duration(total)}.`), table(first),
+    rest.length ? h("details", {}, h("summary", {}, `${rest.length} more`), table(rest)) : "",
+  );
+}
+
+export function showUnseen(trace) {
+  const { report } = trace.story;
+  const rows = report.layers.filter((row) => row.status === "unseen");
+  const place = document.getElementById("unseen");
+  if (!rows.length) {
+    place.hidden = true;
+    return;
+  }
+  const item = (row) => h("li", { "data-layer": row.layer }, h("span.mark.unknown", { "aria-hidden": "true" }, String(row.layer)), h("p", {}, h("b", {}, row.title), `: ${row.reason || "no reason is known"}`), row.fix ? h("p.fix", {}, row.fix) : null);
+  place.append(h("ul.items", {}, rows.map(item)));
+}
+
+export function showAbout(trace) {
+  const { report, meta, version, root } = trace.story;
+  const engine = meta.engine ?? {};
+  const produced = report.spans.produced ?? trace.count;
+  const recorded = Math.max(report.spans.recorded ?? 0, produced, trace.count);
+  const facts = [
+    ["Spans here", trace.count < recorded ? `${trace.count.toLocaleString("en")}, folded from ${recorded.toLocaleString("en")}` : trace.count.toLocaleString("en")],
+    ["Sent and taken", report.spans.accepted === null ? null : `${report.spans.accepted} of ${produced}, ${report.spans.rejected ?? 0} refused`],
+    ["Lost", meta.lost ? `${count(meta.lost, "span")}: ${meta.lost_reason ?? ""}` : null],
+    ["Trace id", trace.header.trace_id],
+    ["Endpoint", meta.endpoint],
+    ["Engine", engine.engine ?? null],
+    ["Clocks agree within", root["tokentrace.clock.bound_ns"] ? duration(root["tokentrace.clock.bound_ns"]) : null],
+    ...Object.entries(engine.versions ?? {}).filter(([key]) => ["torch", "transformers", "vllm", "python"].includes(key)),
+    ...report.files.map((file) => ["File", file]),
+  ];
+  put("about", h("dl", {}, facts.filter(([, value]) => value).map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, String(value))))), h("p", {}, `Made by tokentrace ${version}. This file holds all of it and asks the network for nothing.`));
+}
