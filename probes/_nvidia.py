@@ -66,7 +66,7 @@ def library_version(maps: Path = Path("/proc/self/maps")) -> str:
     return match[1] if match else ""
 
 
-def _code_fix(pynvml: Any, code: int) -> tuple[str, str, bool]:
+def starting_error(pynvml: Any, code: int) -> tuple[str, str, bool]:
     """An NVML error while starting -> (sentence, fix, merely absent)."""
     if code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
         return (
@@ -90,10 +90,10 @@ def _code_fix(pynvml: Any, code: int) -> tuple[str, str, bool]:
         )
     if code == pynvml.NVML_ERROR_NO_PERMISSION:
         return "NVML refused: no permission", "give this user access to /dev/nvidiactl and /dev/nvidia*", False
-    return f"NVML did not start: {_words(pynvml, code)}", "run nvidia-smi, it shows the same fault", False
+    return f"NVML did not start: {words(pynvml, code)}", "run nvidia-smi, it shows the same fault", False
 
 
-def _words(pynvml: Any, code: int) -> str:
+def words(pynvml: Any, code: int) -> str:
     # Not str(NVMLError): that asks the library, which may be the thing that is missing.
     names: dict[int, str] = pynvml.NVMLError._errcode_to_string
     return names.get(code, f"NVML error {code}")
@@ -110,7 +110,7 @@ def discover() -> Found:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        problem, fix, absent = _code_fix(pynvml, error.value)
+        problem, fix, absent = starting_error(pynvml, error.value)
         found.tried.append(Tried("NVML", problem, fix, absent))
         return found
     except Exception as error:  # noqa: BLE001 - a foreign module named pynvml may raise anything
@@ -127,7 +127,7 @@ def discover() -> Found:
     try:
         count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as error:
-        found.tried.append(Tried("NVML", f"cards cannot be counted: {_words(pynvml, error.value)}", absent=False))
+        found.tried.append(Tried("NVML", f"cards cannot be counted: {words(pynvml, error.value)}", absent=False))
         return found
     if not count:
         found.tried.append(Tried("NVML", "the driver shows no card", "in a container start it with --gpus all"))
@@ -135,7 +135,7 @@ def discover() -> Found:
         try:
             found.sensors.append(NvmlSensor(pynvml, index))
         except (SensorError, pynvml.NVMLError) as error:
-            text = _words(pynvml, error.value) if isinstance(error, pynvml.NVMLError) else str(error)
+            text = words(pynvml, error.value) if isinstance(error, pynvml.NVMLError) else str(error)
             found.tried.append(Tried(f"NVML card {index}", text, "run nvidia-smi, it shows the same fault", False))
     return found
 
@@ -213,7 +213,7 @@ class NvmlSensor(Sensor):
         try:
             value = call()
         except self._nvml.NVMLError as error:
-            self.info.fields[name] = _words(self._nvml, error.value)
+            self.info.fields[name] = words(self._nvml, error.value)
             return None
         except (SensorError, AttributeError) as error:
             self.info.fields[name] = str(error)
@@ -232,7 +232,7 @@ class NvmlSensor(Sensor):
         nvml = self._nvml
         value = nvml.nvmlDeviceGetFieldValues(self._handle, [nvml.NVML_FI_DEV_POWER_INSTANT])[0]
         if value.nvmlReturn != nvml.NVML_SUCCESS:
-            raise SensorError(_words(nvml, value.nvmlReturn))
+            raise SensorError(words(nvml, value.nvmlReturn))
         return int(value.value.uiVal)
 
     def _temperature(self) -> int:
@@ -271,7 +271,7 @@ class NvmlSensor(Sensor):
             if energy is None:
                 after = now_ns()
         except nvml.NVMLError as error:
-            raise SensorError(_words(nvml, error.value)) from error
+            raise SensorError(words(nvml, error.value)) from error
         return Reading((before + after) // 2, energy, watts)
 
     def _samples(self) -> list[tuple[int, float]]:
@@ -293,7 +293,7 @@ class NvmlSensor(Sensor):
         try:
             return self._samples()
         except self._nvml.NVMLError as error:
-            raise SensorError(_words(self._nvml, error.value)) from error
+            raise SensorError(words(self._nvml, error.value)) from error
 
     def condition(self) -> Condition:
         nvml, fields = self._nvml, self.info.fields
@@ -312,7 +312,7 @@ class NvmlSensor(Sensor):
                     status = nvml.nvmlDeviceGetViolationStatus(self._handle, policy)
                     result.throttled_ns[name] = int(status.violationTime)
         except nvml.NVMLError as error:
-            raise SensorError(_words(nvml, error.value)) from error
+            raise SensorError(words(nvml, error.value)) from error
         return result
 
 

@@ -17,6 +17,8 @@ unsigned long long tt_reasons = 0;
 unsigned int tt_idle_mw = 70000, tt_load_mw = 600000, tt_limit_mw = 700000, tt_enforced_mw = 700000;
 long long tt_load_start_ns = 0, tt_load_end_ns = 0, tt_update_ns = 20000000;
 int tt_shutdowns = 0;
+int tt_memory_code = 0, tt_free_mib = 70000, tt_mode = 0, tt_persistence = 1, tt_ecc = 0, tt_ecc_code = 0, tt_pending = 0;
+int tt_used_mib = 10000, tt_modes_code = 0;
 static long long born_ns = 0;
 
 static long long now_ns(void) {
@@ -97,8 +99,35 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned in
     if (!out || *n < 1) { *n = 1; return 7; }
     memset(out, 0, sizeof *out);
     out->pid = (unsigned)tt_pid;
+    out->used = (unsigned long long)tt_used_mib << 20;
     *n = 1;
     return 0;
+}
+nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *v) { *v = 12040; return 0; }
+typedef struct { unsigned long long total, free, used; } memory_t;
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t d, memory_t *m) {
+    (void)d;
+    m->total = 80000ULL << 20;
+    m->free = (unsigned long long)tt_free_mib << 20;
+    m->used = m->total - m->free;
+    return tt_memory_code;
+}
+nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t d, unsigned int *v) { (void)d; *v = (unsigned)tt_mode; return tt_modes_code; }
+nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t d, unsigned int *v) {
+    (void)d;
+    *v = (unsigned)tt_persistence;
+    return tt_modes_code;
+}
+nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t d, int type, int counter, unsigned long long *v) {
+    (void)d; (void)type; (void)counter;
+    *v = (unsigned long long)tt_ecc;
+    return tt_ecc_code;
+}
+nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t d, unsigned int *a, unsigned int *b, unsigned int *pending, unsigned int *failed) {
+    (void)d;
+    *a = *b = *failed = 0;
+    *pending = (unsigned)tt_pending;
+    return tt_ecc_code;
 }
 nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t d, int *major, int *minor) {
     (void)d;

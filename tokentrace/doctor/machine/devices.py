@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tokentrace.doctor.check import ENGINE_DOWN, Check, Result, Situation, fail, ok, skip, unknown, warn
+from tokentrace.doctor.check import ENGINE_DOWN, Check, Result, Situation, Status, fail, ok, unknown, warn
 from tokentrace.doctor.machine import hardware, surroundings, visible
 from tokentrace.doctor.machine.hardware import Hardware
 from tokentrace.doctor.machine.situation import on_the_servers_machine
@@ -63,10 +63,10 @@ def _nodes(found: Hardware, prefix: str) -> str:
     return listed([n.path + ("" if n.usable else " (no permission)") for n in mine]) or "none"
 
 
-Problem = tuple[str, str, str]
+Problem = tuple[Status, str, str]  # status, what is wrong, what to type
 
 
-def _nvidia(found: Hardware, around: Surroundings) -> Result | None | tuple[str, str, str]:
+def _nvidia(found: Hardware, around: Surroundings) -> Problem | None:
     cards = found.of("NVIDIA")
     if cards and all(c.driver == "vfio-pci" for c in cards):
         return None  # handed to a virtual machine
@@ -92,7 +92,7 @@ def _nvidia(found: Hardware, around: Surroundings) -> Result | None | tuple[str,
     return None
 
 
-def _amd(found: Hardware, around: Surroundings) -> tuple[str, str, str] | None:
+def _amd(found: Hardware, around: Surroundings) -> Problem | None:
     cards = [d for d in found.of("AMD") if not d.display_only]
     if cards and all(c.driver == "vfio-pci" for c in cards):
         return None
@@ -116,7 +116,7 @@ def _amd(found: Hardware, around: Surroundings) -> tuple[str, str, str] | None:
     return None
 
 
-def _others(found: Hardware) -> tuple[str, str, str] | None:
+def _others(found: Hardware) -> Problem | None:
     for card in found.devices:
         if card.vendor in ("Habana", "Huawei") and not card.driver:
             return "warn", f"a {card.vendor} accelerator is in the machine without a driver", "install its driver"
@@ -162,10 +162,6 @@ def _selection(one: visible.Selection, count: int, view: View) -> Result:
         return ok("TT502", f"{one.variable} chooses MIG slices", evidence)
     pairs = [f"device {logical} is GPU {real}" for logical, real in enumerate(one.chosen)]
     return ok("TT502", f"{one.variable}: {listed(pairs, 8)}", evidence)
-
-
-def _machine(check_id: str) -> Result:
-    return skip(check_id, "")
 
 
 CHECKS = (
