@@ -163,6 +163,10 @@ def _record(raw: Raw, rendered: Raw | None, exchange: Exchange | None) -> Record
             _text(rendered.data, "text_out", "chars_out") if rendered is not None else f"{data['chars']} characters"
         )
         attributes["tokentrace.form.out"] = ids_text(ids, count)
+    elif data.get("count", 1) != 1:  # a whole reply at once
+        attributes.update(_ids(data.get("ids") or [], data["count"]))
+        attributes["tokentrace.form.in"] = ids_text(data.get("ids") or [], data["count"])
+        attributes["tokentrace.form.out"] = _text(data, "text", "chars")
     else:
         attributes["tokentrace.token.index"] = data.get("index", 0)
         attributes["tokentrace.token.id"] = data.get("id", 0)

@@ -104,7 +104,7 @@ def request_pass(
         request_bytes=143, start_ns=start, end_ns=end, phases=[Phase(*p) for p in phases], chunks=arrivals,
         status_code=200, response_bytes=1_830, text=text, finish_reason="stop",
         usage={"prompt_tokens": 7, "completion_tokens": steps, "prompt_tokens_details": {"cached_tokens": cached}},
-        complete=error is None, error=error,
+        complete=error is None, streamed=True, error=error,
     )  # fmt: skip
     if states is None:
         numbers = (8, 7, 6, 5, 4, 3, 2, 1) if deep else (8, 7, 6, 5, 2, 1)

@@ -9,7 +9,7 @@
 One call of `generate` is one request, whatever the size of its batch; `rid` is "generate-<n>". What a thread tokenizes
 belongs to its next call, what it decodes to the one under way or the last one. A step goes from the start of one
 forward pass to the start of the next: between two passes `generate` chooses the token and prepares the next input,
-which is written as "sample". `submit` is what `generate` does before the first pass.
+which is written as "sample" (behind the last one it tidies up as well). `submit` is what it does before the first one.
 
 Times are the host's. On a GPU they say when work was handed over; with a static cache there, `generate` compiles the
 model on its own, and a forward pass inside compiled code is not seen as one. Neither has run on a GPU.
@@ -194,9 +194,9 @@ class EngineGroup(_Group):
         first = run.forwards[0][0] if run.forwards else end
         self.emit("submit", start, first, thread, {"rid": rid, "tokens": batch * run.prompt})
         new = _new_tokens(run)
-        for at, (began, ended, _, data) in enumerate(run.forwards):
+        for at, (began, _, _, data) in enumerate(run.forwards):
             last = at == len(run.forwards) - 1
-            until = ended if last else run.forwards[at + 1][0]
+            until = end if last else run.forwards[at + 1][0]
             shape = data.get("in_shape") or (batch, 1)
             tokens = int(shape[0]) * int(shape[1]) if len(shape) > 1 else batch
             told: dict[str, Any] = {
@@ -209,12 +209,11 @@ class EngineGroup(_Group):
             if batch == 1 and at < len(new):
                 told["ids"] = {rid: new[at]}
             self.emit("step", began, until, thread, told)
-        done = run.forwards[-1][1] if run.forwards else end
         reason = "error" if run.error else _reason(run, new)
         finish: dict[str, Any] = {"rid": rid, "reason": reason, "tokens": _count(run, new), "prompt": run.prompt}
         finish["model"] = str(getattr(getattr(run.model, "config", None), "_name_or_path", "") or "")
         finish["model_class"] = type(run.model).__name__
-        self.emit("finish", done, end, thread, finish)
+        self.emit("finish", end, end, thread, finish)
 
 
 class ModelGroup(_Group):

@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from tokentrace.analyze import _compare
-from tokentrace.analyze._passes import name_of
+from tokentrace.analyze._passes import NONE, name_of
 from tokentrace.model import Trace
 from tokentrace.probe import Finding
 from tokentrace.wording import duration, listed, plural, share
@@ -42,6 +42,8 @@ def _failed(trace: Trace, found: Analysis) -> Iterator[Finding]:
 
 
 def _different_replies(trace: Trace, found: Analysis) -> Iterator[Finding]:
+    if trace.meta.get("mode") == "trace":
+        return  # a program's own calls ask for different things
     found_at = _compare.replies(trace, {name: one.view for name, one in found.passes.items()})
     if found_at is None:
         return
@@ -62,7 +64,8 @@ def _reply_cut(trace: Trace, found: Analysis) -> Iterator[Finding]:
         count = facts.get("output_tokens")
         text = f"{count} output tokens" if count is not None else ""
         yield Finding(8, "The reply was cut off at the token limit.", text, "raise --max-tokens", "ok")
-    if facts and not facts.get("error") and not facts.get("chunks"):
+    asked = found.main.view.chat != NONE and trace.attributes(found.main.view.chat).get("gen_ai.operation.name")
+    if asked and facts and not facts.get("error") and not facts.get("chunks"):
         yield Finding(8, "The server answered without any content.", f"finish reason {facts.get('finish_reason')!r}",
                       "raise --max-tokens, or look at what the chat template makes of the prompt", "warn")  # fmt: skip
 

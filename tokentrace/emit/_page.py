@@ -117,12 +117,15 @@ class Page:
 
     def _unseen(self, layers: list[LayerRow]) -> None:
         told = False
-        for row in layers:
+        for rows in _alike(layers):
+            row = rows[0]
             lines = [row.reason] if row.reason and row.status != "idle" else []
             if row.layer == 1:
                 lines += _power(row)
+            many = "and" if len(rows) == 2 else "to"
+            names = f"{row.layer} {row.title}: " if len(rows) == 1 else f"{row.layer} {many} {rows[-1].layer}: "
             for number, line in enumerate(lines):
-                name = f"{row.layer} {row.title}: " if number == 0 else ""
+                name = names if number == 0 else ""
                 self._line(clean(name + line), indent=2, label="" if name else "  ")
             if row.fix and row.status == "unseen":
                 self._line(f"to see it: {clean(row.fix)}", "dim", indent=2, label="  ")
@@ -251,6 +254,19 @@ def _cells(row: LayerRow) -> Iterable[tuple[tuple[str, ...], str]]:
     up = "–" if row.own_ns_up is None else mark + duration(row.own_ns_up)
     yield (name, clean(f"↓ {row.form_in} → {row.form_out}"), down, part, spans), ""
     yield ("", clean(f"↑ {row.form_up_in} → {row.form_up_out}"), up, "", ""), ""
+
+
+def _alike(layers: list[LayerRow]) -> list[list[LayerRow]]:
+    """Layers that stand side by side and are unseen for one reason, together."""
+    found: list[list[LayerRow]] = []
+    for row in layers:
+        before = found[-1][0] if found else None
+        same = before is not None and (row.status, row.reason, row.fix) == ("unseen", before.reason, before.fix)
+        if same and before is not None and before.status == "unseen" and row.layer != 1:
+            found[-1].append(row)
+        else:
+            found.append([row])
+    return found
 
 
 def _power(row: LayerRow) -> list[str]:

@@ -101,7 +101,9 @@ class _Finder:
     def _place(self, index: int, record: Record, within: int) -> None:
         placed = self.placed
         parent, join = self._named(index, record)
-        if parent == NONE and index != placed.chat:
+        if parent == NONE and record.parent_key == "chat" and placed.chat == NONE:
+            join = "time"  # the model was called without any request: the pass is the whole
+        elif parent == NONE and index != placed.chat:
             if within != NONE:
                 parent, join = within, "time"
             else:

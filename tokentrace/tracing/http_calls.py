@@ -1,9 +1,9 @@
 """Requests that a program sends through httpx, the openai package's among them, as exchanges.
 
-Watched are the transports `httpx.HTTPTransport` and `httpx.AsyncHTTPTransport`, where each request appears that really
-goes out: a retry is a request of its own. The request gets a `traceparent`, so that a server that traces joins in; it
-is changed in nothing else, and the program gets the very bytes it would get otherwise. What the reply says is read
-along as the program reads it. No header is kept, as headers hold keys.
+Watched are the transports `HTTPTransport` and `AsyncHTTPTransport` of httpx and of its successor httpx2, where each
+request appears that really goes out: a retry is a request of its own. The request gets a `traceparent`, so that a
+server that traces joins in; it is changed in nothing else, and the program gets the very bytes it would get otherwise.
+What the reply says is read along as the program reads it. No header is kept, as headers hold keys.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -34,26 +35,33 @@ _MAX_REQUEST_BYTES = 4 * 2**20
 #: Fields by which the body of a request for a reply is known.
 _ASKS = ("messages", "prompt")
 
+PACKAGES = ("httpx", "httpx2")
+
 _watchers: list[Block] = []
 _originals: list[tuple[type, str, Any]] = []
 _mutex = threading.Lock()
 
 
 def watch(block: Block) -> None:
-    """From now on the block is offered every request; `unwatch` ends that. httpx is wrapped while anybody watches."""
-    import httpx
-
+    """From now on the block is offered every request; `unwatch` ends that. httpx is wrapped while
+    anybody watches."""
     with _mutex:
         _watchers.append(block)
         if len(_watchers) > 1:
             return
-        for owner, name, make in (
-            (httpx.HTTPTransport, "handle_request", _sync),
-            (httpx.AsyncHTTPTransport, "handle_async_request", _async),
-        ):
-            original = vars(owner)[name]
-            _originals.append((owner, name, original))
-            setattr(owner, name, make(original))
+        for package in PACKAGES:
+            try:
+                # Also where the program has not imported it yet: it may do so inside the block.
+                module: Any = import_module(package)
+            except ImportError:
+                continue
+            for owner, name, make in (
+                (module.HTTPTransport, "handle_request", _sync),
+                (module.AsyncHTTPTransport, "handle_async_request", _async),
+            ):
+                original = vars(owner)[name]
+                _originals.append((owner, name, original))
+                setattr(owner, name, make(original, module))
 
 
 def unwatch(block: Block) -> None:
@@ -79,7 +87,7 @@ def _begin(request: httpx.Request, is_async: bool) -> Call | None:
         return None
 
 
-def _sync(original: Callable[..., Any]) -> Callable[..., Any]:
+def _sync(original: Callable[..., Any], module: Any) -> Callable[..., Any]:
     def handle_request(self: Any, request: httpx.Request) -> httpx.Response:
         call = _begin(request, False)
         response: httpx.Response
@@ -92,13 +100,13 @@ def _sync(original: Callable[..., Any]) -> Callable[..., Any]:
             call.failed(error)
             raise
         call.answered(response)
-        response.stream = _sync_stream(response.stream, call)
+        response.stream = _sync_stream(module, response.stream, call)
         return response
 
     return handle_request
 
 
-def _async(original: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+def _async(original: Callable[..., Awaitable[Any]], module: Any) -> Callable[..., Any]:
     async def handle_async_request(self: Any, request: httpx.Request) -> httpx.Response:
         call = _begin(request, True)
         response: httpx.Response
@@ -111,7 +119,7 @@ def _async(original: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
             call.failed(error)
             raise
         call.answered(response)
-        response.stream = _async_stream(response.stream, call)
+        response.stream = _async_stream(module, response.stream, call)
         return response
 
     return handle_async_request
@@ -233,10 +241,9 @@ class Call:
         if not isinstance(error, Exception):
             self._end("interrupted")
             return
-        cause: BaseException | None = error
-        while cause is not None and not type(cause).__module__.startswith("httpcore"):
-            cause = cause.__cause__ or cause.__context__
-        self.facts.error = cause or error
+        with contextlib.suppress(Exception):
+            self.facts.error, self.wire.fault = _cause(error)
+        self.facts.error = self.facts.error or error
         self._end("")
 
     def closed(self, whole: bool) -> None:
@@ -283,15 +290,31 @@ class Call:
         x.error, x.error_type = error, error_type(error, x.status_code)
 
 
+def _cause(error: Exception) -> tuple[Exception, OSError | None]:
+    """What the network did, in the terms of httpcore, which the diagnosis speaks; and what the system said."""
+    import httpcore
+
+    chain: list[BaseException] = []
+    one: BaseException | None = error
+    while one is not None and one not in chain:
+        chain.append(one)
+        one = one.__cause__ or one.__context__
+    fault = next((one for one in chain if isinstance(one, OSError)), None)
+    for one in chain:
+        if type(one).__module__.startswith("httpcore"):
+            same = getattr(httpcore, type(one).__name__, None)
+            if isinstance(same, type) and issubclass(same, Exception):
+                return same(str(one)), fault
+    return error, fault
+
+
 def _asked(request: httpx.Request) -> dict[str, Any] | None:
     """The body of a request for a reply, None for any other request."""
-    import httpx
-
     if request.method != "POST":
         return None
     try:
         content = request.content
-    except httpx.RequestNotRead:
+    except Exception:  # noqa: BLE001 - RequestNotRead of whichever package: the body is sent as it is made
         return None
     if not content or len(content) > _MAX_REQUEST_BYTES:
         return None
@@ -302,10 +325,8 @@ def _asked(request: httpx.Request) -> dict[str, Any] | None:
     return value if isinstance(value, dict) and any(name in value for name in _ASKS) else None
 
 
-def _sync_stream(inner: Any, call: Call) -> httpx.SyncByteStream:
-    import httpx
-
-    class Watched(httpx.SyncByteStream):
+def _sync_stream(module: Any, inner: Any, call: Call) -> Any:
+    class Watched(module.SyncByteStream):  # type: ignore[misc]
         """The reply's bytes, unchanged."""
 
         def __iter__(self) -> Iterator[bytes]:
@@ -329,10 +350,8 @@ def _sync_stream(inner: Any, call: Call) -> httpx.SyncByteStream:
     return Watched()
 
 
-def _async_stream(inner: Any, call: Call) -> httpx.AsyncByteStream:
-    import httpx
-
-    class Watched(httpx.AsyncByteStream):
+def _async_stream(module: Any, inner: Any, call: Call) -> Any:
+    class Watched(module.AsyncByteStream):  # type: ignore[misc]
         """The reply's bytes, unchanged."""
 
         async def __aiter__(self) -> AsyncIterator[bytes]:

@@ -62,6 +62,8 @@ class InProcess:
             agent.start(path)
         else:
             path = running.path
+        if self._deep:
+            _first_profile()
         self._restore = agent.replace_groups(generate_hooks.GROUPS)
         self.agent = AgentClient.connect(path, timeout_s=_PATIENCE_S)
         self.agent.begin_pass()
@@ -139,6 +141,19 @@ class InProcess:
             "completion_tokens": finish.get("tokens"),
             "finish_reason": finish.get("reason") or "",
         }
+
+
+def _first_profile() -> None:
+    """Kineto complains on standard error when the thread that first sets it up is not the one that loaded torch, which
+    mostly is this one; the agent's thread never is."""
+    from tokentrace.agent.core import GroupUnavailable
+    from tokentrace.agent.profile import TorchProfiler
+
+    with contextlib.suppress(GroupUnavailable):
+        profiler = TorchProfiler()
+        profiler.prepare()
+        profiler.start()
+        profiler.stop()
 
 
 def _is_of(raw: Raw, rid: str) -> bool:
