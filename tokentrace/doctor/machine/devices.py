@@ -147,7 +147,9 @@ def hidden(situation: Situation, view: View) -> Iterable[Result]:
             yield ok("TT502", "no variable hides a GPU")
     given = view.environ.get("NVIDIA_VISIBLE_DEVICES")
     if given is not None and given.strip().lower() in ("", "none", "void") and found.of("NVIDIA"):
-        yield warn("TT502", f"NVIDIA_VISIBLE_DEVICES is {given or 'empty'}: this container was given no GPU", _GPUS_FLAG)
+        yield warn(
+            "TT502", f"NVIDIA_VISIBLE_DEVICES is {given or 'empty'}: this container was given no GPU", _GPUS_FLAG
+        )
 
 
 def _selection(one: visible.Selection, count: int, view: View) -> Result:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tokentrace.doctor.machine.view import View
 
@@ -109,13 +108,13 @@ def _pci(view: View) -> list[PciDevice]:
 
 def _link(view: View, path: str) -> str:
     try:
-        return Path(os.readlink(view.path(path))).name
+        return view.path(path).readlink().name
     except OSError:
         return ""
 
 
 def _nvidia_cards(view: View) -> list[Card]:
-    found = []
+    found: list[Card] = []
     for address in view.names(f"{_NVIDIA}/gpus"):
         lines = view.text(f"{_NVIDIA}/gpus/{address}/information").splitlines()
         facts = {name.strip(): value.strip() for name, colon, value in (line.partition(":") for line in lines) if colon}

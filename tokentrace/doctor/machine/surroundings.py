@@ -40,8 +40,8 @@ def _container(view: View, evidence: list[str]) -> str:
     if view.environ.get("KUBERNETES_SERVICE_HOST"):
         evidence.append("KUBERNETES_SERVICE_HOST is set")
         return "Kubernetes"
-    if name := view.environ.get("APPTAINER_NAME") or view.environ.get("SINGULARITY_NAME"):
-        evidence.append(f"APPTAINER_NAME or SINGULARITY_NAME is {name}")
+    if inside := view.environ.get("APPTAINER_NAME") or view.environ.get("SINGULARITY_NAME"):
+        evidence.append(f"APPTAINER_NAME or SINGULARITY_NAME is {inside}")
         return "Apptainer"
     groups = view.own("cgroup")
     found = next((engine for engine in _ENGINES if engine in groups), "")

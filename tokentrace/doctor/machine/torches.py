@@ -48,7 +48,13 @@ def in_folders(view: View, folders: Sequence[str]) -> list[Torch]:
         if text:
             facts = {m[1]: m[2] or m[3] or "" for m in _ASSIGNED.finditer(text)}
             found.append(
-                Torch(facts.get("__version__", ""), *(facts.get(n, "") for n in ("cuda", "hip", "xpu")), folder)
+                Torch(
+                    facts.get("__version__", ""),
+                    facts.get("cuda", ""),
+                    facts.get("hip", ""),
+                    facts.get("xpu", ""),
+                    folder,
+                )
             )
     return found
 

@@ -61,7 +61,7 @@ class View:
     def names(self, absolute: str | Path) -> list[str]:
         """Names in a folder, sorted; [] when it is not there or not to be read."""
         try:
-            return sorted(os.listdir(self.path(absolute)))
+            return sorted(p.name for p in self.path(absolute).iterdir())
         except OSError as error:
             if not isinstance(error, FileNotFoundError):
                 self.errors[str(absolute)] = error.strerror or str(error)
@@ -84,7 +84,8 @@ def of_process(pid: int, proc: str = "/proc") -> View:
     try:
         environ = parse_environ(_bytes(folder / "environ"))
         root = str(folder / "root")
-        os.listdir(root)
+        Path(root).stat()
+        next(Path(root).iterdir(), None)
     except OSError as error:
         why = f"process {pid} may not be looked into: {error.strerror}"
         return View(os.environ, proc=str(folder), pid=pid, command=command, hidden=why, fix=fix)
@@ -98,7 +99,7 @@ def of_process(pid: int, proc: str = "/proc") -> View:
 
 def _same_root(root: Path) -> bool:
     try:
-        return os.path.samestat(root.stat(), os.stat("/")) and os.readlink(root) == "/"
+        return root.samefile("/") and str(root.readlink()) == "/"
     except OSError:
         return False
 
@@ -107,7 +108,9 @@ def parse_environ(raw: bytes) -> dict[str, str]:
     """NAME=value parts between zero bytes; what has another form is left out."""
     pairs = (part.partition(b"=") for part in raw.split(b"\0"))
     return {
-        name.decode(errors="replace"): value.decode(errors="replace") for name, equals, value in pairs if equals and name
+        name.decode(errors="replace"): value.decode(errors="replace")
+        for name, equals, value in pairs
+        if equals and name
     }
 
 
