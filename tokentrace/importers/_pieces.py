@@ -151,17 +151,9 @@ class Reader:
 
     def _take(self, text: bytes, last: bool = False) -> tuple[list[Event], bytes]:
         """Events of the clean beginning of `text`, and what is left of it."""
-        if last:
-            end = len(text)
-        else:
-            end = -1
-            for match in _BOUNDARY.finditer(text, max(0, len(text) - (1 << 16))):
-                end = match.start() + 1
-            if end < 0:
-                matches = list(_BOUNDARY.finditer(text))
-                if not matches:
-                    return self._short(text)
-                end = matches[-1].start() + 1
+        end = len(text) if last else _boundary(text)
+        if end < 0:
+            return self._short(text)
         block = b"".join((b"[", memoryview(text)[:end], b"" if last else b"]"))
         try:
             events = _decode(block)
@@ -229,6 +221,18 @@ class Reader:
             self.lost.events += 1
             self._damaged += 1
             at = found.start(1)
+
+
+def _boundary(text: bytes) -> int:
+    """Behind the last event of which it is sure that it is complete, -1 when there is none. Events are short, so the
+    search begins close to the end."""
+    for size in (1 << 12, 1 << 16, len(text)):
+        end = -1
+        for match in _BOUNDARY.finditer(text, max(0, len(text) - size)):
+            end = match.start() + 1
+        if end >= 0 or size >= len(text):
+            return end
+    return -1
 
 
 def _trailing(error: BaseException) -> int | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tokentrace.errors import UsageError
@@ -33,6 +35,19 @@ def chunks(path: Path, lost: Lost) -> Iterator[bytes]:
         raise UsageError(f"{path.name} is gzip inside gzip more than {_LAYERS} deep", fix="unpack it by hand first")
     yield first
     yield from plain
+
+
+def ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The same pieces, fetched while those before are worked on: zlib unpacks without holding the interpreter.
+
+    Two are asked for at a time: a thread that has to wait for the interpreter before it may begin gains nothing, one
+    that goes from a finished piece straight to the next does.
+    """
+    with ThreadPoolExecutor(1, "tokentrace-unpack") as worker:
+        coming = deque(worker.submit(next, pieces, b"") for _ in range(2))
+        while piece := coming.popleft().result():
+            coming.append(worker.submit(next, pieces, b""))
+            yield piece
 
 
 def head(path: Path, size: int = 4096) -> bytes:

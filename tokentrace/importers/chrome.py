@@ -35,8 +35,9 @@ def read(path: Path, *, keep: Keep | None = None, progress: Callable[[int], None
     """
     builder = _Builder(path.name, keep)
     reader = Reader(path.name, builder.lost)
-    for events in reader.pieces(_source.chunks(path, builder.lost), progress):
+    for events in reader.pieces(_source.ahead(_source.chunks(path, builder.lost)), progress):
         builder.add(events)
+        events.clear()  # before the next piece is decoded, so that it takes the memory that is still in the cache
     return builder.finish(reader)
 
 
@@ -51,8 +52,9 @@ class _Builder:
         self.flows = 0
         self._names, self._tracks = Interner(), Interner()
         self._devices, self._streams, self._details = Interner(), Interner(), Interner()
-        self._categories = Interner()
+        self._origins = Interner()  # (category, process, thread)
         self._kinds: list[int] = []
+        self._track_codes: list[int] = []
         self._odd: dict[Any, int] = {}
         self._parts: dict[str, list[Array]] = {column: [] for column in (*columns.COLUMNS, "graph")}
         self._bad_times = 0
@@ -72,7 +74,7 @@ class _Builder:
         if bool((length < 0).any()):
             self._negative += int((length < 0).sum())
             length = np.maximum(length, 0)
-        kind = self._kind_column(spans)
+        kind, track = self._origin_columns(spans)
         end = start + length
         keep = None if bad is None else ~bad
         if bad is not None:
@@ -83,19 +85,18 @@ class _Builder:
         if keep is not None and not bool(keep.all()):
             chosen = np.flatnonzero(keep)
             spans = [spans[row] for row in chosen.tolist()]
-            start, end, kind, count = start[chosen], end[chosen], kind[chosen], len(chosen)
+            start, end, kind, track, count = start[chosen], end[chosen], kind[chosen], track[chosen], len(chosen)
             if not count:
                 return
         self._rows += count
         if self._rows >> 21 != (self._rows - count) >> 21:
             _check_memory(self.name, self._rows)
-        names, tracks = self._names, self._tracks
-        parts = self._parts
+        names, parts = self._names, self._parts
         parts["kind"].append(kind)
         parts["start"].append(start)
         parts["end"].append(end)
         parts["name"].append(np.fromiter([names[event.name] for event in spans], np.int32, count))
-        parts["track"].append(np.fromiter([tracks[event.pid, event.tid] for event in spans], np.int32, count))
+        parts["track"].append(track)
         # Python functions are most of many recordings and have none of the fields asked for below.
         told = np.flatnonzero(kind != columns.PYTHON)
         args = [spans[row].args or _NO_ARGS for row in told.tolist()]
@@ -117,13 +118,15 @@ class _Builder:
         self._parts["correlation"].append(correlation)
         self._parts["external"].append(external)
 
-    def _kind_column(self, spans: list[Event]) -> Array:
-        categories = self._categories
-        codes = [categories[event.cat] for event in spans]
-        if len(categories) > len(self._kinds):
-            for category in list(categories)[len(self._kinds) :]:
+    def _origin_columns(self, spans: list[Event]) -> tuple[Array, Array]:
+        """Kind and track of each. They depend on three fields that repeat, so each combination is looked at once."""
+        origins = self._origins
+        codes = np.fromiter([origins[event.cat, event.pid, event.tid] for event in spans], np.int32, len(spans))
+        if len(origins) > len(self._kinds):
+            for category, process, thread in list(origins)[len(self._kinds) :]:
                 self._kinds.append(columns.CATEGORIES.get(category.lower(), columns.OTHER))
-        return np.array(self._kinds, np.int8)[codes]
+                self._track_codes.append(self._tracks[process, thread])
+        return np.array(self._kinds, np.int8)[codes], np.array(self._track_codes, np.int32)[codes]
 
     def _device_columns(self, spans: list[Event], args: list[Args], told: Array, kind: Array, count: int) -> None:
         device = np.full(count, -1, np.int32)

@@ -77,6 +77,12 @@ def clean(text: str, limit: int = 1 << 16) -> str:
     return _CONTROL.sub("\ufffd", text[:limit])
 
 
+def codes_in(column: Array) -> list[int]:
+    """The codes (-1 and up) that occur in a column, in order."""
+    found: list[int] = (np.flatnonzero(np.bincount(column + 1)) - 1).tolist()
+    return found
+
+
 class Interner(dict[Any, int]):
     """value -> small code, in the order of first sight."""
 

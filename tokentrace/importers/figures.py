@@ -74,7 +74,7 @@ def _figures(
     rows = joined.kernels[which]
     start, end = events.start[rows], events.end[rows]
     devices = []
-    for device in np.unique(events.device[rows]).tolist():
+    for device in columns.codes_in(events.device[rows]):
         mine = events.device[rows] == device
         busy = union_ns(start[mine], end[mine])
         devices.append({"device": events.devices[device], "kernels": int(mine.sum()), "busy_ns": busy,

@@ -120,7 +120,7 @@ def _gaps(events: Events, joined: Joined, found: Measures) -> None:
     gaps: list[Gap] = []
     waits = np.concatenate((found.sync_calls, found.wait_copies))
     waited = merged(events.start[waits], events.end[waits])
-    for device in np.unique(events.device[kernels]).tolist():
+    for device in columns.codes_in(events.device[kernels]):
         mine = np.flatnonzero(events.device[kernels] == device)
         copies = joined.copies[events.device[joined.copies] == device]
         start = np.concatenate((events.start[kernels[mine]], events.start[copies]))
@@ -165,7 +165,7 @@ def _collectives(events: Events, joined: Joined, found: Measures) -> None:
     found.collective = is_collective[events.name[joined.kernels]]
     if not bool(found.collective.any()):
         return
-    for device in np.unique(events.device[joined.kernels]).tolist():
+    for device in columns.codes_in(events.device[joined.kernels]):
         rows = joined.kernels[events.device[joined.kernels] == device]
         talk = rows[is_collective[events.name[rows]]]
         work = rows[~is_collective[events.name[rows]]]
