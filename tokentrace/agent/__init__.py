@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,11 +34,12 @@ _template = ""
 _watching_forks = False
 
 
-def start(socket_path: str) -> None:
+def start(socket_path: str, guest: Callable[[Server], None] | None = None) -> None:
     """Open the control socket of this process, on a thread of its own.
 
     `{pid}` in the path becomes the process's number; then children that this process forks open one of their own,
-    without it they have none. Nothing happens when it is open already. Raises AgentError.
+    without it they have none. Nothing happens when it is open already. `guest` takes the agent out of the process
+    when its client has gone (see `leave`). Raises AgentError.
     """
     global _server, _template, _watching_forks
     path = socket_path.replace("{pid}", str(os.getpid()))
@@ -46,16 +48,18 @@ def start(socket_path: str) -> None:
             raise AgentError(f"the agent listens on {_server.path} already", "use that one")
         return
     from tokentrace.agent.control import Server
+    from tokentrace.agent.leave import watch_forks
 
     server = Server(path)
+    server.guest = guest
     server.start()
     _server, _template = server, socket_path
     if not _watching_forks:
         import atexit
 
         _watching_forks = True
-        os.register_at_fork(after_in_child=_after_fork)
-        atexit.register(_remove_socket)
+        watch_forks(_after_fork)
+        atexit.register(remove_socket)
 
 
 def running() -> Server | None:
@@ -70,12 +74,22 @@ def _after_fork() -> None:
     if server is None:
         return
     server.abandon()
-    if "{pid}" in _template:
+    if server.guest is not None:
+        with contextlib.suppress(Exception):
+            server.guest(server)
+    elif "{pid}" in _template:
         with contextlib.suppress(Exception):  # the child must go on whatever becomes of its agent
             start(_template)
 
 
-def _remove_socket() -> None:
+def forget() -> None:
+    """Know of no agent any more; for the one that leaves."""
+    global _server, _watching_forks
+    _server, _watching_forks = None, False
+
+
+def remove_socket() -> None:
+    """At the end of the process."""
     if _server is not None and _server.pid == os.getpid():
         with contextlib.suppress(OSError):
             Path(_server.path).unlink()

@@ -45,6 +45,8 @@ SEND_S = 2.0
 REFUSE_S = 0.2
 #: Records in one piece of JSON: the interpreter is held for less than a millisecond.
 CHUNK = 200
+#: A guest (see `leave`) that nobody has connected to for this long goes away by itself.
+ALONE_S = 30.0
 _HEAD = struct.Struct("!II")
 _MAX_REQUEST = 1 << 20
 _PEER = struct.Struct("iII")  # struct ucred: pid, uid, gid
@@ -67,7 +69,10 @@ class Server:
         self._client: socket.socket | None = None
         self._client_pid = 0
         self._buffer = bytearray()
-        self._listener = _listen(path)
+        self.listener = _listen(path)
+        #: Takes the agent out of the process when nobody is connected any more; None, it stays and waits.
+        self.guest: Callable[[Server], None] | None = None
+        self._alone_until = time.monotonic() + ALONE_S
         self._commands: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "hello": self._facts,
             "facts": self._facts,
@@ -84,7 +89,7 @@ class Server:
 
     def abandon(self) -> None:
         """In a forked child: the sockets are the parent's. Put the functions back and forget everything."""
-        for held in (self._client, self._listener):
+        for held in (self._client, self.listener):
             if held is not None:
                 held.close()
         self._client = None
@@ -94,13 +99,18 @@ class Server:
         self._forget()
 
     def _run(self) -> None:
-        listener = self._listener
+        listener = self.listener
         while True:
             client = self._client
             waiting = [listener] if client is None else [listener, client]
             timeout = PUSH_S if client is not None and self.on else None
+            if self.guest is not None and client is None:
+                timeout = self._alone_until - time.monotonic()
+                if timeout <= 0:
+                    self.guest(self)
+                    return
             try:
-                ready = select.select(waiting, [], [], timeout)[0]
+                ready = _readable(waiting, timeout)
                 if listener in ready:
                     self._accept()
                 if client is not None and client in ready and client is self._client:  # it may just have been replaced
@@ -117,7 +127,7 @@ class Server:
                 time.sleep(0.1)
 
     def _accept(self) -> None:
-        connection, _ = self._listener.accept()
+        connection, _ = self.listener.accept()
         connection.settimeout(SEND_S)
         pid, uid = _peer(connection)
         reason = ""
@@ -144,7 +154,7 @@ class Server:
         """Whether the client at hand has closed its end, which may arrive together with its successor."""
         assert self._client is not None
         try:
-            if select.select([self._client], [], [], 0)[0] and not self._client.recv(1, socket.MSG_PEEK):
+            if _readable([self._client], 0) and not self._client.recv(1, socket.MSG_PEEK):
                 self._drop()
         except OSError:
             self._drop()
@@ -261,6 +271,7 @@ class Server:
         client, self._client = self._client, None
         if client is not None:
             client.close()
+            self._alone_until = 0.0
         self._buffer.clear()
         self._all_off()
         self._forget()
@@ -279,6 +290,15 @@ class Server:
         self.on.clear()
         self.recorder.clear()
         wrap.faults.clear()
+
+
+def _readable(sockets: list[socket.socket], timeout_s: float | None) -> list[socket.socket]:
+    """Those with something to read. poll, because select knows no descriptor above 1023, and busy servers have them."""
+    poll = select.poll()
+    for one in sockets:
+        poll.register(one, select.POLLIN)
+    ready = {descriptor for descriptor, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)}
+    return [one for one in sockets if one.fileno() in ready]
 
 
 def _bulk(group: Group) -> list[core.Bulk]:
