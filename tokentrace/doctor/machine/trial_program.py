@@ -1,0 +1,97 @@
+"""Run by another Python than the doctor's: loads torch, profiles a few operators with it, prints one line of JSON.
+
+    python -B trial_program.py FOLDER [cpu]
+
+FOLDER is the folder of the package tokentrace, whose agent is used to profile just as it does inside an engine; the
+package itself is not imported, so that this runs wherever torch does. "cpu": leave the GPU alone. The caches of
+compilers are switched off by whoever starts this, nothing is written.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import types
+from typing import Any
+
+
+def _agent(folder: str) -> Any:
+    """`tokentrace.agent.profile` and nothing else of tokentrace."""
+    package = types.ModuleType("tokentrace")
+    package.__path__ = [folder]
+    sys.modules["tokentrace"] = package
+    from tokentrace.agent import profile
+
+    return profile
+
+
+def main(folder: str, only_cpu: bool) -> dict[str, Any]:
+    """Facts of torch and the recording's columns; `error` says in which `stage` it ended."""
+    found: dict[str, Any] = {"stage": "import", "python": sys.version.split()[0]}
+    before = time.perf_counter()
+    try:
+        import torch
+        import torch.autograd.profiler
+
+        found.update(torch=str(torch.__version__), import_s=time.perf_counter() - before, stage="device")
+        found["cuda"], found["hip"] = torch.version.cuda, getattr(torch.version, "hip", None)
+        device = "cpu"
+        if not only_cpu:
+            found["available"] = bool(torch.cuda.is_available())
+            if found["available"]:
+                device = "cuda"
+                found.update(_device_facts(torch))
+            elif torch.version.cuda or found["hip"]:
+                found["why_not"] = _why_not(torch)
+        found.update(device=device, stage="work")
+        weights = torch.ones(64, 64, device=device)
+        _work(torch, weights, device)
+        found["stage"] = "profile"
+        profiler = _agent(folder).TorchProfiler()
+        profiler.prepare()
+        profiler.start()
+        _work(torch, weights, device)
+        profiler.stop()
+        header, columns = profiler.columns()
+        found.update(stage="done", header=header, columns={n: list(_array(c, b)) for n, (c, b) in columns.items()})
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is the result
+        found["error"] = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0][:300]}"
+    return found
+
+
+def _work(torch: Any, weights: Any, device: str) -> None:
+    value = weights
+    for _ in range(4):
+        value = torch.relu(value @ weights)
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _device_facts(torch: Any) -> dict[str, Any]:
+    count = torch.cuda.device_count()
+    return {
+        "names": [torch.cuda.get_device_name(i) for i in range(count)],
+        "capabilities": [list(torch.cuda.get_device_capability(i)) for i in range(count)],
+        "architectures": list(torch.cuda.get_arch_list()),
+    }
+
+
+def _why_not(torch: Any) -> str:
+    try:
+        torch.cuda.init()
+    except Exception as error:  # noqa: BLE001 - torch raises RuntimeError, AssertionError and others here
+        return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    return "torch.cuda.is_available() is false"
+
+
+def _array(code: str, data: bytes) -> Any:
+    from array import array
+
+    values = array(code)
+    values.frombytes(data)
+    return values
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(sys.argv[1], "cpu" in sys.argv[2:])) + "\n")
