@@ -113,7 +113,7 @@ class PassWriter:
                 parent,
                 attributes,
                 span_id=span_id,
-                process=record.process,
+                process=record.process or self.process,  # without one: made here
                 thread=record.thread,
                 direction=direction,
                 kind=record.kind,
