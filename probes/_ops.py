@@ -14,7 +14,7 @@ from tokentrace.probes import _kineto
 from tokentrace.probes._agent import FIX, AgentProbe, unseen_from_outside
 from tokentrace.probes._flops import flops
 from tokentrace.probes._kineto import Events, Ints, Mask
-from tokentrace.probes._request import our_id, window
+from tokentrace.probes._request import our_id, step_key, step_of, window
 
 GROUP = "ops"
 _NO_EVENTS = "the profiler ran and recorded no operator of this request"
@@ -83,7 +83,23 @@ def steps(context: ProbeContext) -> list[Step]:
         ours = not request or not served or request in served
         key = f"step:{raw.process}:{raw.data.get('index')}"
         found.append(Step(key, raw.process, raw.start_ns, raw.end_ns, ours))
+    mine = {step.key for step in found if step.ours}
+    for raw in context.agent.records("model"):
+        if raw.name == "work" and raw.process != step_of(raw)[0]:  # the same step, as it ran in a worker
+            found.append(Step(step_key(raw), raw.process, raw.start_ns, raw.end_ns, step_key(raw) in mine))
     return sorted(found, key=lambda step: step.start_ns)
+
+
+def _foreign(known: Sequence[Step], process: str, workers: frozenset[str]) -> tuple[Ints, Ints]:
+    """Begins and ends of what is not ours in a process. A worker knows the steps of chosen requests only, so that there
+    everything between ours is someone else's."""
+    own = [step for step in known if step.process == process]
+    if process not in workers:
+        others = [step for step in own if not step.ours]
+        return np.array([s.start_ns for s in others], np.int64), np.array([s.end_ns for s in others], np.int64)
+    ours = [step for step in own if step.ours]
+    ends = [s.end_ns for s in ours]
+    return np.array([0, *ends], np.int64), np.array([*(s.start_ns for s in ours), (1 << 63) - 1], np.int64)
 
 
 def events(context: ProbeContext, known: Sequence[Step], state: LayerState) -> list[Events]:
@@ -93,10 +109,10 @@ def events(context: ProbeContext, known: Sequence[Step], state: LayerState) -> l
     agent = context.need_agent(FIX)
     found, problems = [], []
     recordings = agent.columns(GROUP)
+    workers = frozenset(raw.process for raw in agent.records("model") if raw.name == "work" and "engine" in raw.data)
     for columns in recordings:
         problems += [str(columns.header[name]) for name in ("problem", "limited") if columns.header.get(name)]
-        foreign = [s for s in known if s.process == columns.process and not s.ours]
-        others = (np.array([s.start_ns for s in foreign], np.int64), np.array([s.end_ns for s in foreign], np.int64))
+        others = _foreign(known, columns.process, workers)
         part = _kineto.from_columns(columns, window(context), others)
         state.facts.setdefault("profiler", []).append(_cost(part))
         if len(part):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tokentrace.probe import ProbeContext
+from tokentrace.probe import ProbeContext, Raw
 
 
 def our_id(context: ProbeContext, known: Iterable[str] = ()) -> str:
@@ -36,6 +36,18 @@ def same_span(theirs: str, ours: str) -> bool:
     """Whether a server's traceparent names the span we sent. A proxy may have changed the flags, but not the ids."""
     got, sent = theirs.split("-"), ours.split("-")
     return len(got) >= 3 and len(sent) >= 3 and got[1:3] == sent[1:3]
+
+
+def step_of(raw: Raw) -> tuple[str, int]:
+    """Which step a record belongs to: the scheduler's process and the step's number there. A worker in a process of
+    its own says whose step it was."""
+    return str(raw.data.get("engine", raw.process)), int(raw.data.get("index", -1))
+
+
+def step_key(raw: Raw) -> str:
+    """The key of that step's record."""
+    process, index = step_of(raw)
+    return f"step:{process}:{index}"
 
 
 def window(context: ProbeContext) -> tuple[int, int]:

@@ -20,12 +20,17 @@ from tokentrace.model import DOWN, UP, Attributes, Record
 from tokentrace.probe import Finding, LayerState, ProbeContext, ProbeUnavailable, Raw, Server
 from tokentrace.probes import _metrics
 from tokentrace.probes._agent import AgentProbe
-from tokentrace.probes._request import our_id
+from tokentrace.probes._hops import hops
+from tokentrace.probes._request import our_id, step_key, step_of
 
 LAYER = 6
 GROUP = "engine"
 FIX = "use a server with the agent in it (tokentrace run without --url), or one that offers /metrics (vLLM, SGLang)"
-_NAMES = {"wait": "queue wait", "prepare": "prepare batch", "update": "update batch"}
+_NAMES = {
+    "wait": "queue wait", "prepare": "prepare batch", "update": "update batch", "receive": "receive request",
+    "output": "process outputs", "dispatch": "dispatch step",
+}  # fmt: skip
+_UP = frozenset(("update", "finish", "output"))
 #: An engine may count a finished request a moment after its last chunk has arrived.
 _COUNTED_S = 0.5
 
@@ -78,8 +83,10 @@ class QueueProbe(AgentProbe):
             )
         ours = {key: step for key, step in steps.items() if rid in step.data.get("reqs", ())}
         records = [_step(raw, rid) for raw in ours.values()]
-        records += [_part(raw) for raw in raws if (raw.process, raw.data.get("index")) in ours and raw.name in _PARTS]
+        records += [_part(raw) for raw in raws if raw.name in _PARTS and step_of(raw) in ours]
         own = [raw for raw in raws if raw.data.get("rid") == rid]
+        work = [raw for raw in context.agent.records("model") if raw.name == "work" and step_of(raw) in ours]
+        records += hops([raw for raw in raws if step_of(raw) in ours], own, work, rid)
         records += [_own(raw, rid) for raw in own]
         if not records:
             raise ProbeUnavailable("the engine recorded nothing for this request", fix="look at the server's log")
@@ -119,8 +126,7 @@ class QueueProbe(AgentProbe):
         return [_metrics_record(one, alone, exchange.start_ns) for one in changes]
 
 
-_PARTS = frozenset(("schedule", "prepare", "update"))
-_FUNCTIONS = {"schedule": "schedule_batch", "prepare": "prepare_next_batch", "update": "update_batch"}
+_PARTS = frozenset(("schedule", "prepare", "dispatch", "update"))
 
 
 def _step(raw: Raw, rid: str) -> Record:
@@ -147,7 +153,8 @@ def _step(raw: Raw, rid: str) -> Record:
     token = data.get("ids", {}).get(rid)
     if token is not None:
         attributes["tokentrace.token.id"] = token
-    others = "" if len(reqs) < 2 else f", {total - mine} of {len(reqs) - 1} others"
+    batch = int(attributes["tokentrace.step.batch_size"])
+    others = "" if batch < 2 else f", {total - mine} of {batch - 1} others"
     attributes["tokentrace.form.in"] = f"{mine} token{'s' * (mine != 1)}{others}"
     if token is not None:
         attributes["tokentrace.form.out"] = f"id {token}"
@@ -159,13 +166,13 @@ def _step(raw: Raw, rid: str) -> Record:
 
 def _part(raw: Raw) -> Record:
     """A part of a step: it lies inside it in time, on its thread."""
-    attributes: Attributes = {
-        "tokentrace.step.index": raw.data["index"],
-        "code.function.name": _FUNCTIONS.get(raw.name, raw.name),
-    }
-    way = UP if raw.name == "update" else DOWN
-    name = _NAMES.get(raw.name, raw.name)
-    return Record(name, LAYER, raw.start_ns, raw.end_ns, attributes, way, raw.process, raw.thread, join="step")
+    attributes: Attributes = {"tokentrace.step.index": raw.data["index"]}
+    # In the scheduler's own process it lies inside the step in time; from another one it names its step.
+    parent = step_key(raw) if "engine" in raw.data else ""
+    return Record(
+        _NAMES.get(raw.name, raw.name), LAYER, raw.start_ns, raw.end_ns, attributes,
+        UP if raw.name in _UP else DOWN, raw.process, raw.thread, parent_key=parent, join="step",
+    )  # fmt: skip
 
 
 def _own(raw: Raw, rid: str) -> Record:
@@ -181,7 +188,7 @@ def _own(raw: Raw, rid: str) -> Record:
         attributes["tokentrace.finish_reason"] = data["reason"]
     return Record(
         _NAMES.get(raw.name, raw.name), LAYER, raw.start_ns, raw.end_ns, attributes,
-        UP if raw.name == "finish" else DOWN, raw.process, raw.thread, parent_key=f"request:{rid}", request=rid,
+        UP if raw.name in _UP else DOWN, raw.process, raw.thread, parent_key=f"request:{rid}", request=rid,
         join="request_id", flow=True,
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ from typing import Any
 from tokentrace.model import DOWN, UP, Attributes, Record
 from tokentrace.probe import Agent, Columns, Finding, LayerState, ProbeContext, ProbeUnavailable, Raw
 from tokentrace.probes._agent import FIX, AgentProbe, unseen_from_outside
-from tokentrace.probes._request import our_id, window
+from tokentrace.probes._request import our_id, step_key, step_of, window
 
 LAYER = 5
 LIGHT, DEEP = "model", "modules"
@@ -52,7 +52,8 @@ class TensorProbe(AgentProbe):
         agent = context.need_agent(FIX)
         raws = _ours(agent, context)
         forwards = [raw for raw in raws if raw.name == "forward"]
-        records = [_forward(raw) if raw.name == "forward" else _sample(raw, _token(raw, context)) for raw in raws]
+        tokens = _tokens(agent, context)
+        records = [_record(raw, tokens) for raw in raws]
         known = [raw for raw in agent.records(LIGHT) if raw.name == "forward"]
         modules: list[Record] = []
         for columns in agent.columns(DEEP):
@@ -83,36 +84,64 @@ class TensorProbe(AgentProbe):
 def _ours(agent: Agent, context: ProbeContext) -> list[Raw]:
     """Forward passes and samplings of the steps that served our request. Which steps those are, the engine's records
     tell; without them every one during the request is taken."""
-    raws = [raw for raw in agent.records(LIGHT) if raw.name in ("forward", "sample")]
+    raws = [raw for raw in agent.records(LIGHT) if raw.name in ("forward", "logits", "sample")]
     steps = [raw for raw in agent.records("engine") if raw.name == "step" and raw.data.get("reqs")]
     rid = our_id(context, (str(one) for step in steps for one in step.data["reqs"]))
     if steps and rid:
-        served = {(step.process, step.data["index"]) for step in steps if rid in step.data["reqs"]}
-        return [raw for raw in raws if (raw.process, raw.data.get("index")) in served]
+        served = {step_of(step) for step in steps if rid in step.data["reqs"]}
+        return [raw for raw in raws if step_of(raw) in served]
     first, last = window(context)
     return [raw for raw in raws if raw.start_ns < last and raw.end_ns >= first]
 
 
-def _token(raw: Raw, context: ProbeContext) -> int | None:
-    ids: dict[str, int] = raw.data.get("ids") or {}
-    return ids.get(our_id(context, ids))
+def _tokens(agent: Agent, context: ProbeContext) -> dict[tuple[str, int], int]:
+    """Our new token of each step, from whoever knew it: the sampling itself, or the scheduler."""
+    found: dict[tuple[str, int], int] = {}
+    for raw in (*agent.records("engine"), *agent.records(LIGHT)):
+        ids: dict[str, int] = raw.data.get("ids") or {}
+        if raw.name in ("step", "sample") and ids:
+            token = ids.get(our_id(context, ids))
+            if token is not None:
+                found[step_of(raw)] = token
+    return found
+
+
+def _record(raw: Raw, tokens: dict[tuple[str, int], int]) -> Record:
+    if raw.name == "sample":
+        return _sample(raw, tokens.get(step_of(raw)))
+    return _logits(raw) if raw.name == "logits" else _forward(raw)
+
+
+def _parent(raw: Raw) -> str:
+    """A worker in a process of its own names its step; else the step holds it in time."""
+    return step_key(raw) if "engine" in raw.data else ""
 
 
 def _forward(raw: Raw) -> Record:
     data = raw.data
     attributes: Attributes = {"code.function.name": "forward", "tokentrace.step.index": data.get("index", -1)}
     attributes.update(_tensors(data.get("in_shape"), data.get("in_dtype"), data.get("out_shape"), data.get("out_dtype"),
-                               data.get("device"), "logits"))  # fmt: skip
+                               data.get("device"), data.get("out", "logits")))  # fmt: skip
     if "error" in data:
         attributes["error.type"] = data["error"]
-    return Record("forward", LAYER, raw.start_ns, raw.end_ns, attributes, DOWN, raw.process, raw.thread, join="step")
+    return Record("forward", LAYER, raw.start_ns, raw.end_ns, attributes, DOWN, raw.process, raw.thread,
+                  parent_key=_parent(raw), join="step")  # fmt: skip
+
+
+def _logits(raw: Raw) -> Record:
+    """The head where it is a call of its own, beside the forward pass."""
+    data = raw.data
+    attributes: Attributes = {"code.function.name": "compute_logits", "tokentrace.step.index": data.get("index", -1)}
+    attributes.update(_tensors(data.get("in_shape"), data.get("in_dtype"), data.get("out_shape"), data.get("out_dtype"),
+                               data.get("device"), "logits"))  # fmt: skip
+    return Record("lm_head", LAYER, raw.start_ns, raw.end_ns, attributes, UP, raw.process, raw.thread,
+                  parent_key=_parent(raw), join="step")  # fmt: skip
 
 
 def _sample(raw: Raw, token: int | None) -> Record:
     data = raw.data
     shape = shape_text(data.get("shape"))
     attributes: Attributes = {
-        "code.function.name": "_sample",
         "tokentrace.step.index": data.get("index", -1),
         "tokentrace.tensor.in_shape": shape,
         "tokentrace.tensor.dtype": data.get("dtype", ""),
@@ -121,7 +150,8 @@ def _sample(raw: Raw, token: int | None) -> Record:
     if token is not None:
         attributes["tokentrace.token.id"] = token
         attributes["tokentrace.form.out"] = str(token)
-    return Record("sample", LAYER, raw.start_ns, raw.end_ns, attributes, UP, raw.process, raw.thread, join="step")
+    return Record("sample", LAYER, raw.start_ns, raw.end_ns, attributes, UP, raw.process, raw.thread,
+                  parent_key=_parent(raw), join="step")  # fmt: skip
 
 
 def _tensors(taken: Any, taken_dtype: Any, given: Any, dtype: Any, device: Any, given_name: str = "") -> Attributes:

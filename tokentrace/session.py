@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
-from tokentrace.agent_client import AgentClient
+from tokentrace.agent_client import AgentClient, AgentGroup
 from tokentrace.client.settings import Endpoint
 from tokentrace.errors import EngineError, ProbeUnavailable, TokentraceError
 from tokentrace.exchange import Exchange
@@ -23,6 +24,8 @@ from tokentrace.stitch import PassRecords, stitch
 #: Passes on the local engine, each a whole request: (name, every probe).
 THREE_PASSES = (("cold", False), ("warm", False), ("deep", True))
 ONE_PASS = (("once", True),)
+#: The agent of one serving process, or of all processes of a server.
+AnyAgent: TypeAlias = AgentClient | AgentGroup
 
 
 class Ui(Protocol):
@@ -67,7 +70,7 @@ def run_passes(
     mode: str,
     passes: Sequence[tuple[str, bool]],
     ui: Ui,
-    agent: AgentClient | None = None,
+    agent: AnyAgent | None = None,
     engine_facts: dict[str, Any] | None = None,
     failure: Callable[[], TokentraceError | None] | None = None,
     ids: IdSource | None = None,
@@ -87,7 +90,8 @@ def run_passes(
         context = ProbeContext(
             mode, name, deep, endpoint.model, agent, _server(endpoint, mode), options=dict(ask.options)
         )
-        context.options.setdefault("pids", [agent.facts().get("pid")] if agent is not None else [])
+        members = agent.members if agent is not None else []
+        context.options.setdefault("pids", [int(one.process) for one in members if one.process])
         ui.progress(f"{name} pass" if len(passes) > 1 else "request")
         try:
             shown = ui if not exchanges else _WithoutText(ui)
@@ -150,7 +154,7 @@ def _one_pass(
     ask: Ask,
     endpoint: Endpoint,
     context: ProbeContext,
-    agent: AgentClient | None,
+    agent: AnyAgent | None,
     trace_id: int,
     span_id: int,
     ui: Ui,
@@ -162,7 +166,13 @@ def _one_pass(
     states: dict[int, LayerState] = {}
     if agent is not None:
         agent.begin_pass()
+    selected = False
     try:
+        if agent is not None:
+            # A server with other requests under way must know which one this is about; the local engine has only ours.
+            with contextlib.suppress(ProbeUnavailable):
+                agent.enable("select", {"trace_ids": [f"{trace_id:032x}"]})
+                selected = True
         for layer in layers_in_order(ask.layers):
             if layer.cost == "deep" and not context.deep:
                 states[layer.number] = LayerState(
@@ -182,6 +192,8 @@ def _one_pass(
     finally:
         for probe in armed:
             probe.disarm()
+        if agent is not None and selected:
+            agent.disable("select")
     if agent is not None:
         agent.end_pass(context.exchange.response_id)
         context.request_id = _request_id(context)
@@ -239,7 +251,7 @@ def _request_id(context: ProbeContext) -> str:
     return exchange.response_id
 
 
-def processes_of(agent: AgentClient | None) -> dict[str, Process]:
+def processes_of(agent: AnyAgent | None) -> dict[str, Process]:
     host = this_host()
     own = str(os.getpid())
     found = {
@@ -253,15 +265,22 @@ def processes_of(agent: AgentClient | None) -> dict[str, Process]:
             },
         )
     }
-    if agent is not None and agent.process:
-        facts = agent.facts()
+    for one in agent.members if agent is not None else ():
+        if not one.process:
+            continue
+        facts = one.facts()
         version = str((facts.get("versions") or {}).get("python") or facts.get("python") or "")
-        attributes = {"process.pid": int(agent.process), "process.runtime.name": "cpython"}
-        found[agent.process] = Process(agent.process, {**host, **attributes, "process.runtime.version": version})
+        attributes = {"process.pid": int(one.process), "process.runtime.name": "cpython"}
+        for name, key in (("tokentrace.process.name", "name"), ("tokentrace.rank", "rank")):
+            if facts.get(key):
+                attributes[name] = facts[key]
+        if one.clock.offset_ns:
+            attributes["tokentrace.clock.offset_ns"] = one.clock.offset_ns
+        found[one.process] = Process(one.process, {**host, **attributes, "process.runtime.version": version})
     return found
 
 
-def _clock(agent: AgentClient | None) -> dict[str, Any]:
+def _clock(agent: AnyAgent | None) -> dict[str, Any]:
     if agent is None:
         return {}
     return {"tokentrace.clock.offset_ns": agent.clock.offset_ns, "tokentrace.clock.bound_ns": agent.clock.bound_ns}

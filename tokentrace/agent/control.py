@@ -212,9 +212,7 @@ class Server:
             "time_ns": time.time_ns(),
         }
         told["agent"] = {name: facts() for name, one in self.groups.items() if (facts := getattr(one, "facts", None))}
-        engine = core.running_engine()
-        if engine is not None:
-            told.update(engine.facts())
+        told.update(core.engine_facts())
         return {"facts": told}
 
     def _enable(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -99,15 +99,30 @@ class Group(Protocol):
 _factories: dict[str, Callable[[], Group]] = {}
 
 _CB = "transformers.generation.continuous_batching.continuous_api"
-#: group -> (module that must be loaded for it to make sense, "module:class" in this package). The first that fits is
-#: taken; what `register_group` was given goes before all of them.
+_VLLM = "vllm.v1.engine"
+_VLLM_MODEL = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
+_ELSEWHERE = ""
+#: group -> (module that must be loaded for it to make sense, "module:class" in this package, "" where the group has
+#: nothing to do in such a process). The first that fits is taken; what `register_group` was given goes before all.
 _KNOWN: dict[str, tuple[tuple[str, str], ...]] = {
-    "http": (("tokentrace.engines.local.api", "local_hooks:HttpGroup"),),
-    "tokenizer": (("tokentrace.engines.local.tokenizer", "local_hooks:TokenizerGroup"),),
-    "engine": ((_CB, "batching_hooks:EngineGroup"),),
-    "model": ((_CB, "model_hooks:ModelGroup"),),
-    "modules": ((_CB, "module_hooks:ModulesGroup"),),
-    "ops": (("torch", "profile:OpsGroup"),),
+    "select": ((_VLLM, "vllm_spine:SelectGroup"),),
+    "http": ((_VLLM, "vllm_groups:HttpGroup"), ("tokentrace.engines.local.api", "local_hooks:HttpGroup")),
+    "tokenizer": (
+        (_VLLM, "vllm_groups:TokenizerGroup"),
+        ("tokentrace.engines.local.tokenizer", "local_hooks:TokenizerGroup"),
+    ),
+    "engine": ((_VLLM, "vllm_groups:EngineGroup"), (_CB, "batching_hooks:EngineGroup")),
+    "model": ((_VLLM, "vllm_groups:ModelGroup"), (_CB, "model_hooks:ModelGroup")),
+    "modules": (
+        *((module, "vllm_modules:ModulesGroup") for module in _VLLM_MODEL),
+        (_VLLM, _ELSEWHERE),
+        (_CB, "module_hooks:ModulesGroup"),
+    ),
+    "ops": (
+        *((module, "vllm_ops:OpsGroup") for module in _VLLM_MODEL),
+        (_VLLM, _ELSEWHERE),
+        ("torch", "profile:OpsGroup"),
+    ),
     "jit": (("", "compile_events:JitGroup"),),
 }
 
@@ -117,6 +132,18 @@ def running_engine() -> Any:
     module = sys.modules.get("tokentrace.engines.local.engine")
     current = getattr(module, "current", None)  # not there yet while the module is being imported
     return current() if current is not None else None
+
+
+def engine_facts() -> dict[str, Any]:
+    """What the engine in this process says of itself; empty where there is none that we know."""
+    engine = running_engine()
+    if engine is not None:
+        found: dict[str, Any] = engine.facts()
+        return found
+    if _VLLM in sys.modules:
+        found = import_module(f"{__package__}.vllm_facts").facts()
+        return found
+    return {}
 
 
 def register_group(name: str, factory: Callable[[], Group]) -> None:
@@ -148,6 +175,8 @@ def make_group(name: str) -> Group:
         raise GroupUnavailable(f"the agent knows no group {name!r}", f"known: {', '.join(group_names())}")
     for needed, target in _KNOWN[name]:
         if not needed or needed in sys.modules:
+            if target == _ELSEWHERE:
+                raise GroupUnavailable(f"no model runs in this process, so {name!r} has nothing to watch here", "")
             module, _, cls = target.partition(":")
             group: Group = getattr(import_module(f"{__package__}.{module}"), cls)()
             return group

@@ -46,6 +46,10 @@ class ModulesGroup(HookGroup):
             raise GroupUnavailable(
                 f"{type(model).__name__} has no parts that can be watched one by one", "the forward pass is still seen"
             )
+        return self.hooks_of(model, found)
+
+    def hooks_of(self, model: Any, found: list[tuple[str, str, Any]]) -> list[Hook]:
+        """A hook for each (name, path, module)."""
         first = next(iter(model.parameters()), None)
         self._device = str(first.device) if first is not None else ""
         base = len(self._parts)  # rows of an earlier time may still be here, with their codes
@@ -54,6 +58,10 @@ class ModulesGroup(HookGroup):
             Hook(f"{path}:{call_attribute(part)}", owner=part, make=self._maker(base + index))
             for index, (_, path, part) in enumerate(found)
         ]
+
+    def wanted(self) -> bool:
+        """Whether the call that is under way is to be written down."""
+        return True
 
     def facts(self) -> dict[str, Any]:
         return {"parts": len(self._hooks)}
@@ -90,18 +98,20 @@ class ModulesGroup(HookGroup):
         return [(header, {name: (column.typecode, column.tobytes()) for name, column in columns.items()})]
 
     def _maker(self, index: int) -> Callable[[Hook, Callable[..., Any]], Callable[..., Any]]:
-        rows, append, thread = self._rows, self._rows.append, get_native_id
+        rows, append, thread, wanted = self._rows, self._rows.append, get_native_id, self.wanted
 
         def make(hook: Hook, function: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(function)
             def call(*args: Any, **kwargs: Any) -> Any:
-                if not hook.active:
+                if not hook.active or not wanted():
                     return function(*args, **kwargs)
                 start = time_ns()
                 result = function(*args, **kwargs)
                 end = time_ns()
                 try:
-                    taken = args[0] if args else _first_tensor(kwargs)
+                    taken = args[0] if args else kwargs.get("hidden_states")
+                    if taken is None:
+                        taken = _first_tensor(kwargs)
                     given = result[0] if type(result) is tuple else result
                     # A torch.Size keeps no tensor alive and is written out later.
                     if len(rows) < MAX_ROWS:

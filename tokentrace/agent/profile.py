@@ -78,24 +78,32 @@ class Gate:
             if getattr(self._depth, "value", 0):
                 return function(*args, **kwargs)
             self._depth.value = 1
-            with self._mutex:
-                if self._inside == 0:
-                    self._settle()
-                self._inside += 1
+            self.enter()
             try:
                 return function(*args, **kwargs)
             finally:
                 self._depth.value = 0
-                with self._mutex:
-                    self._inside -= 1
-                    self.steps += 1
-                    if self._inside == 0:
-                        self._settle()
-                        if self.after_step is not None:
-                            self.after_step()
+                self.leave()
 
         step.__wrapped__ = function  # type: ignore[attr-defined]
         return step
+
+    def enter(self) -> None:
+        """A step begins."""
+        with self._mutex:
+            if self._inside == 0:
+                self._settle()
+            self._inside += 1
+
+    def leave(self) -> None:
+        """A step has ended."""
+        with self._mutex:
+            self._inside = max(0, self._inside - 1)
+            self.steps += 1
+            if self._inside == 0:
+                self._settle()
+                if self.after_step is not None:
+                    self.after_step()
 
     def _settle(self) -> None:
         while self._due:
@@ -223,6 +231,8 @@ class OpsGroup:
         self._gate = Gate()
         self._hooks: dict[str, Hook] = {}
         self._current: TorchProfiler | None = None
+        self._armed: TorchProfiler | None = None
+        self._limit, self._seconds = MAX_STEPS, MAX_SECONDS
         self._timer: threading.Timer | None = None
         self._finished: list[TorchProfiler] = []
 
@@ -230,15 +240,8 @@ class OpsGroup:
         """Start recording; nothing happens when it is recording already. Raises GroupUnavailable."""
         if self._current is not None:
             return
-        given = options or {}
-        profiler = TorchProfiler()
-        profiler.prepare()
-        self._install(given.get("step_functions") or STEP_FUNCTIONS)
-        self._gate.steps = 0
-        limit = int(given.get("steps") or MAX_STEPS)
-        seconds = float(given.get("max_seconds") or MAX_SECONDS)
-        self._current = profiler
-        at_boundary = self._gate.run_between_steps(profiler.start)
+        profiler = self.arm(options or {})
+        at_boundary = self._gate.run_between_steps(self.start_armed)
         if not profiler.running:
             self._current = None
             self._uninstall()
@@ -246,6 +249,25 @@ class OpsGroup:
                 profiler.header["problem"], "stop any other profiler of this process, then trace again"
             )
         profiler.header["started_between_steps"] = at_boundary
+
+    def arm(self, options: Mapping[str, Any]) -> TorchProfiler:
+        """Make everything ready for `start_armed`. Raises GroupUnavailable."""
+        profiler = TorchProfiler()
+        profiler.prepare()
+        self._install(options.get("step_functions") or STEP_FUNCTIONS)
+        self._gate.steps = 0
+        self._limit = int(options.get("steps") or MAX_STEPS)
+        self._seconds = float(options.get("max_seconds") or MAX_SECONDS)
+        self._current = self._armed = profiler
+        return profiler
+
+    def start_armed(self) -> None:
+        """Start what is armed, if it has not started; must not be called within a step. Does not raise."""
+        profiler, self._armed = self._armed, None
+        if profiler is None:
+            return
+        profiler.start()
+        limit, seconds = self._limit, self._seconds
         self._gate.after_step = lambda: self._pause_after(profiler, limit)
         self._timer = threading.Timer(seconds, self._pause_late, (profiler, seconds))
         self._timer.daemon = True
@@ -253,7 +275,7 @@ class OpsGroup:
 
     def disable(self) -> None:
         """Stop recording and put the engine's functions back. Never raises."""
-        profiler, self._current = self._current, None
+        profiler, self._current, self._armed = self._current, None, None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

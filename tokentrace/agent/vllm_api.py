@@ -1,0 +1,420 @@
+"""vLLM, the process where requests come in: HTTP, chat template, tokenizing, handing over, detokenizing, replying.
+
+Of an asyncio server the context variable `_current` says which request runs. It is lost in the renderer's threads and
+in the one background task that handles all outputs. For the threads, the executor of the renderer is watched (as an
+attribute of that one object): what it runs takes the context along. That also times the template and the tokenizer,
+whose functions the renderer has kept hold of since it was made, so that patching their class has no effect there. For
+the outputs there is a map by request id.
+
+Records of a request that has no engine id yet are held and written when it gets one; all of them carry that id.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import wraps
+from itertools import count
+from threading import get_native_id
+from time import time_ns
+from typing import Any
+
+from tokentrace.agent.vllm_spine import MARK, Make, spine
+from tokentrace.agent.wrap import Hook
+
+MAX_TEXT = 2000  # characters
+MAX_IDS = 4096
+_current: contextvars.ContextVar[Arrival | None] = contextvars.ContextVar("tokentrace_arrival", default=None)
+_numbers = count()
+
+
+class Arrival:
+    """One chosen request. `rid` is the engine's id of it, "" until it has one."""
+
+    __slots__ = ("bound_ns", "chunks", "emits", "held", "index", "method", "outputs", "path", "processing_ns", "rid", "rids",
+                 "start_ns", "status", "thread", "traceparent")  # fmt: skip
+
+    def __init__(self, traceparent: str = "", method: str = "", path: str = "") -> None:
+        self.rid = ""
+        self.rids: list[str] = []
+        self.traceparent, self.method, self.path = traceparent, method, path
+        self.status = self.chunks = self.index = self.outputs = 0
+        self.start_ns, self.thread = time_ns(), get_native_id()
+        self.processing_ns = self.bound_ns = 0
+        self.held: list[tuple[str, str, int, int, int, dict[str, Any]]] = []
+        self.emits = spine.emits  # as it was then: what has begun is written down to its end
+
+    def emit(self, group: str, name: str, start: int, end: int, thread: int, data: dict[str, Any]) -> None:
+        write = self.emits.get(group)
+        if write is None:
+            return
+        if not self.rid:
+            self.held.append((group, name, start, end, thread, data))
+            return
+        data["rid"] = self.rid
+        write(name, start, end, thread, data)
+
+    def bind(self, rid: str) -> None:
+        self.rids.append(rid)
+        if self.rid:
+            return
+        self.rid = rid
+        held, self.held = self.held, []
+        for row in held:
+            self.emit(*row)
+
+
+class _Render:
+    """A template or an encoding whose request is not known, until a request with the same tokens comes by."""
+
+    __slots__ = ("data", "end", "ids", "name", "start", "text", "thread")
+
+    def __init__(self, name: str, start: int, end: int, thread: int, data: dict[str, Any], text: Any, ids: Any) -> None:
+        self.name, self.start, self.end, self.thread, self.data = name, start, end, thread, data
+        self.text, self.ids = text, ids
+
+
+class Api:
+    """Hooks and state of this process. See the module's docstring."""
+
+    def __init__(self) -> None:
+        self.by_rid: dict[str, Arrival] = {}
+        self.open: dict[int, Arrival] = {}
+        self.detokenizers: dict[int, tuple[Arrival, Any]] = {}
+        self._loose: deque[_Render] = deque(maxlen=64)
+        self._executors: dict[int, tuple[Any, Hook]] = {}
+
+    def makers(self) -> dict[str, Make]:
+        def hook(after: Any = None, before: Any = None, make: Any = None) -> Make:
+            return lambda target: Hook(target, after, before=before, make=make)
+
+        return {
+            "http": hook(make=self._watch_app),
+            "chat": hook(before=self._begun),
+            "completion": hook(before=self._begun),
+            "render chat": hook(before=self._renders),
+            "render text": hook(before=self._renders),
+            "template": hook(self._rendered),
+            "tokenize": hook(self._tokenized),
+            "process": hook(before=self._processes),
+            "register": hook(self._registered, before=self._registers),
+            "outputs": hook(self._outputs),
+            "detokenize": hook(make=self._watch_detokenizer),
+            "submit": hook(self._submitted),
+            "submit data-parallel": hook(self._submitted),
+            "submit offline": hook(self._submitted),
+            "submit in process": hook(self._submitted),
+        }
+
+    def forget(self) -> None:
+        executors, self._executors = self._executors, {}
+        for _, hook in executors.values():
+            hook.restore()
+        self.by_rid.clear()
+        self.detokenizers.clear()
+        self._loose.clear()
+
+    # --- HTTP
+
+    def _watch_app(self, hook: Hook, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        async def call(app: Any, scope: Any, receive: Any, send: Any) -> Any:
+            if not hook.active:
+                return await function(app, scope, receive, send)
+            arrival = None
+            try:
+                arrival = self._arrived(scope)
+            except Exception as error:  # noqa: BLE001 - nothing of ours may reach the server
+                hook.fail(error)
+            if arrival is None:
+                return await function(app, scope, receive, send)
+            token = _current.set(arrival)
+            problem: BaseException | None = None
+            try:
+                return await function(app, scope, receive, _Send(arrival, send, hook))
+            except BaseException as error:
+                problem = error
+                raise
+            finally:
+                try:
+                    _current.reset(token)
+                    self._left(arrival, problem)
+                except Exception as error:  # noqa: BLE001 - nothing of ours may reach the server
+                    hook.fail(error)
+
+        return call
+
+    def _arrived(self, scope: Mapping[str, Any]) -> Arrival | None:
+        if scope.get("type") != "http" or scope.get("method") != "POST" or _current.get() is not None:
+            return None
+        traceparent = ""
+        for name, value in scope.get("headers", ()):
+            if name == b"traceparent":  # no other header is looked at: they hold keys
+                traceparent = value.decode("ascii", "replace")
+        if not spine.selection.wants(traceparent):
+            return None
+        arrival = Arrival(traceparent, scope.get("method", ""), scope.get("path", ""))
+        self.open[id(arrival)] = arrival
+        return arrival
+
+    def _left(self, arrival: Arrival, problem: BaseException | None) -> None:
+        self.open.pop(id(arrival), None)
+        for rid in arrival.rids:
+            self.by_rid.pop(rid, None)
+        self._let_go(arrival)
+        if not arrival.rid:
+            # It never came to the engine. Of others' requests only those that did are of interest.
+            if not arrival.traceparent or spine.selection.all:
+                return
+            arrival.bind(f"http-{os.getpid()}-{next(_numbers)}")
+        data: dict[str, Any] = {"method": arrival.method, "path": arrival.path, "status": arrival.status}
+        if arrival.traceparent:
+            data["traceparent"] = arrival.traceparent
+        if len(arrival.rids) > 1:
+            data["rids"] = arrival.rids[:64]
+        if problem is not None:
+            data["error"] = type(problem).__name__
+        arrival.emit("http", "request", arrival.start_ns, time_ns(), arrival.thread, data)
+
+    def _begun(self, args: Any, kwargs: Any) -> None:
+        """The handler proper begins: what came before was reading the body and checking it."""
+        arrival = _current.get()
+        if arrival is not None:
+            arrival.emit("http", "parse", arrival.start_ns, time_ns(), get_native_id(), {})
+
+    # --- template and tokenizer
+
+    def _renders(self, args: Any, kwargs: Any) -> None:
+        """Watch the executor of this renderer, once."""
+        executor = getattr(args[0], "_executor", None)
+        if executor is None or id(executor) in self._executors or not callable(getattr(executor, "submit", None)):
+            return
+        hook = Hook("renderer executor:submit", owner=executor, make=self._watch_submit)
+        self._executors[id(executor)] = (executor, hook)
+        hook.install()
+
+    def _watch_submit(self, hook: Hook, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def submit(task: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if hook.active and not args and not kwargs and _current.get() is not None:
+                return function(contextvars.copy_context().run, self._run, task)
+            return function(task, *args, **kwargs)
+
+        return submit
+
+    def _run(self, task: Any) -> Any:
+        """In the renderer's thread, with the request's context: run what was handed over, and time it if it is the
+        template or the tokenizer as they were before anybody wrapped them."""
+        inner = getattr(task, "func", None)  # a functools.partial
+        name = getattr(inner, "__name__", "")
+        after = {"safe_apply_chat_template": self._rendered, "_tokenize_prompt": self._tokenized}.get(name)
+        if after is None or hasattr(getattr(inner, "__func__", inner), "__wrapped__"):
+            return task()
+        start = time_ns()
+        result = task()
+        try:
+            args = tuple(task.args)
+            after(start, time_ns(), (None, *args) if hasattr(inner, "__self__") else args, task.keywords, result, None,
+                  None)  # fmt: skip
+        except Exception:  # noqa: BLE001, S110 - only a record is lost
+            pass
+        return result
+
+    def _rendered(
+        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
+    ) -> None:
+        messages = kwargs.get("conversation") or next((a for a in args if isinstance(a, list)), ())
+        data: dict[str, Any] = {"chars_in": sum(len(text) for text in _texts(messages))}
+        if isinstance(result, str):
+            data["chars_out"] = len(result)
+            if spine.text:
+                data["text_out"] = result[:MAX_TEXT]
+        elif isinstance(result, list):
+            data["count"] = len(result)
+        self._render("template", start, end, data, error, result, result)
+
+    def _tokenized(
+        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
+    ) -> None:
+        prompt = kwargs.get("prompt") or (args[1] if len(args) > 1 else None)
+        text = prompt.get("prompt") if isinstance(prompt, dict) else None
+        data: dict[str, Any] = {"chars": len(text) if isinstance(text, str) else 0}
+        ids = result.get("prompt_token_ids") if isinstance(result, dict) else None
+        if ids is not None:
+            data["count"], data["ids"] = len(ids), list(ids[:MAX_IDS])
+        self._render("encode", start, end, data, error, text, ids)
+
+    def _render(
+        self, name: str, start: int, end: int, data: dict[str, Any], error: BaseException | None, text: Any, ids: Any
+    ) -> None:
+        if error is not None:
+            data["error"] = type(error).__name__
+        arrival, thread = _current.get(), get_native_id()
+        if arrival is not None:
+            arrival.emit("tokenizer", name, start, end, thread, data)
+        elif spine.selection.all:
+            self._loose.append(_Render(name, start, end, thread, data, text, ids))
+
+    # --- into the engine
+
+    def _processes(self, args: Any, kwargs: Any) -> None:
+        arrival = _current.get()
+        if arrival is not None:
+            arrival.processing_ns = time_ns()
+
+    def _registers(self, args: Any, kwargs: Any) -> Arrival | None:
+        """The request has its final id and goes out next: mark it."""
+        request = kwargs.get("request") or args[1]
+        rid = request.request_id
+        arrival = _current.get()
+        if arrival is None:
+            if not spine.selection.all or rid in self.by_rid:
+                return None
+            arrival = Arrival()  # it came without HTTP (LLM.generate), or before the hooks did
+        arrival.bound_ns = time_ns()
+        headers = dict(getattr(request, "trace_headers", None) or {})
+        if arrival.traceparent:
+            headers.setdefault("traceparent", arrival.traceparent)
+        headers[MARK] = "1"
+        request.trace_headers = headers
+        self.by_rid[rid] = arrival
+        arrival.bind(rid)
+        self._claim(arrival, getattr(request, "prompt_token_ids", None))
+        return arrival
+
+    def _claim(self, arrival: Arrival, ids: Any) -> None:
+        """Renderings without a request that gave these tokens."""
+        for loose in list(self._loose):
+            if loose.name == "encode" and ids is not None and loose.ids is not None and list(loose.ids) == list(ids):
+                self._loose.remove(loose)
+                for other in list(self._loose):
+                    if other.name == "template" and other.text == loose.text:
+                        self._loose.remove(other)
+                        arrival.emit("tokenizer", other.name, other.start, other.end, other.thread, other.data)
+                        break
+                arrival.emit("tokenizer", loose.name, loose.start, loose.end, loose.thread, loose.data)
+                return
+
+    def _registered(
+        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
+    ) -> None:
+        if context is None or error is not None:
+            return
+        request = kwargs.get("request") or args[1]
+        state = args[0].request_states.get(request.request_id)
+        detokenizer = getattr(state, "detokenizer", None)
+        if detokenizer is not None:
+            self.detokenizers[id(detokenizer)] = (context, detokenizer)  # kept, so that the id stays its own
+
+    def _submitted(
+        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
+    ) -> None:
+        request = kwargs.get("request") or args[1]
+        arrival = self.by_rid.get(request.request_id)
+        if arrival is None or error is not None:
+            return
+        ids = getattr(request, "prompt_token_ids", None)
+        data: dict[str, Any] = {"rid": request.request_id}
+        if ids is not None:
+            data["tokens"] = len(ids)
+        first = arrival.processing_ns or arrival.bound_ns or start
+        spine.emit("engine", "submit", min(first, start), end, get_native_id(), data)
+
+    # --- and out of it
+
+    def _outputs(
+        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
+    ) -> None:
+        if not self.by_rid:
+            return
+        outputs = kwargs.get("engine_core_outputs") or args[1]
+        for output in outputs:
+            rid = output.request_id
+            arrival = self.by_rid.get(rid)
+            if arrival is None:
+                continue
+            data = {"rid": rid, "index": arrival.outputs, "tokens": len(output.new_token_ids or ())}
+            arrival.outputs += 1
+            spine.emit("engine", "output", start, end, get_native_id(), data)
+            if getattr(output, "finish_reason", None) is not None:
+                self._ended(rid, arrival)
+
+    def _ended(self, rid: str, arrival: Arrival) -> None:
+        if not arrival.method:  # without HTTP nothing else tells its end
+            self.by_rid.pop(rid, None)
+            self._let_go(arrival)
+
+    def _let_go(self, arrival: Arrival) -> None:
+        for key, (owner, _) in list(self.detokenizers.items()):
+            if owner is arrival:
+                self.detokenizers.pop(key, None)
+
+    def _watch_detokenizer(self, hook: Hook, function: Callable[..., Any]) -> Callable[..., Any]:
+        known = self.detokenizers
+
+        @wraps(function)
+        def update(detokenizer: Any, new_token_ids: Any, *args: Any, **kwargs: Any) -> Any:
+            if not known or not hook.active or id(detokenizer) not in known:
+                return function(detokenizer, new_token_ids, *args, **kwargs)
+            before = len(getattr(detokenizer, "output_text", ""))
+            ids = list(new_token_ids)
+            start = time_ns()
+            result = function(detokenizer, new_token_ids, *args, **kwargs)
+            end = time_ns()
+            try:
+                self._decoded(known[id(detokenizer)][0], start, end, ids, detokenizer.output_text[before:])
+            except Exception as error:  # noqa: BLE001 - nothing of ours may reach the server
+                hook.fail(error)
+            return result
+
+        return update
+
+    def _decoded(self, arrival: Arrival, start: int, end: int, ids: list[int], text: str) -> None:
+        if not ids:
+            return
+        data: dict[str, Any] = {"index": arrival.index, "id": int(ids[-1]), "chars": len(text)}
+        if len(ids) > 1:
+            data["ids"] = [int(one) for one in ids]
+        if spine.text:
+            data["text"] = text[:MAX_TEXT]
+        arrival.index += len(ids)
+        arrival.emit("tokenizer", "decode", start, end, get_native_id(), data)
+
+
+class _Send:
+    """An ASGI `send` that notes each piece of the reply."""
+
+    __slots__ = ("_arrival", "_hook", "_send")
+
+    def __init__(self, arrival: Arrival, send: Any, hook: Hook) -> None:
+        self._arrival, self._send, self._hook = arrival, send, hook
+
+    async def __call__(self, message: Any) -> None:
+        start = time_ns()
+        await self._send(message)
+        try:
+            arrival = self._arrival
+            if message.get("type") == "http.response.start":
+                arrival.status = message.get("status", 0)
+            elif message.get("body"):
+                data = {"index": arrival.chunks, "bytes": len(message["body"])}
+                arrival.chunks += 1
+                arrival.emit("http", "write", start, time_ns(), get_native_id(), data)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the server
+            self._hook.fail(error)
+
+
+def _texts(messages: Any) -> Any:
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, str):
+            yield content
+        elif isinstance(content, list):
+            yield from (
+                part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)
+            )
+
+
+api = Api()

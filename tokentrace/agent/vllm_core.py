@@ -1,0 +1,198 @@
+"""vLLM, the process with the scheduler: queue, steps, KV cache, preemption.
+
+    receive [rid]                           taking the request in, up to the scheduler's queue
+    wait [rid]                              from there to the first schedule that holds it
+    step [index, phase, reqs {rid: tokens}, batch, tokens, running, waiting, kv_used, kv_total,
+          cached_tokens {rid: n}, ids {rid: new token}, tokens_out {rid: n}, preempted [rid]]
+    schedule, dispatch, update [index]      finish [rid, reason, tokens]
+
+Only steps that serve a marked request are written down; `reqs` names the marked ones, `batch` and `tokens` count all.
+A step lasts from its schedule to the update with its result. With asynchronous scheduling (or pipeline parallelism)
+the next one is scheduled before that, so steps overlap; this was read, not run.
+
+What a version cannot tell is left out of the record, never written as 0.
+"""
+
+from __future__ import annotations
+
+import os
+from threading import get_native_id
+from time import time_ns
+from typing import Any
+
+from tokentrace.agent.vllm_spine import MARK, Make, spine
+from tokentrace.agent.wrap import Hook
+
+_MAX_STEPS = 1024  # under way; more than a few are steps that never got a result
+
+
+class _Step:
+    __slots__ = ("info", "ours", "start")
+
+    def __init__(self, start: int, ours: list[str], info: dict[str, Any]) -> None:
+        self.start, self.ours, self.info = start, ours, info
+
+
+class Core:
+    """Hooks and state of this process. See the module's docstring."""
+
+    def __init__(self) -> None:
+        self.marked: dict[str, int] = {}  # rid -> when the queue took it; 0 once it was scheduled
+        self.steps: dict[int, _Step] = {}
+        self.config: Any = None  # vLLM's, once it was seen
+        self._next = 0
+        self._preempted: list[str] = []
+
+    def makers(self) -> dict[str, Make]:
+        def hook(after: Any = None, before: Any = None) -> Make:
+            return lambda target: Hook(target, after, before=before)
+
+        return {
+            "receive": hook(self._received),
+            "queue": hook(before=self._queues),
+            "schedule": hook(self._scheduled),
+            "update": hook(self._updated),
+            "preempt": hook(before=self._preempts),
+            "finish": hook(self._finished),
+            "dispatch": hook(self._dispatched),
+            "dispatch in process": hook(self._dispatched),
+        }
+
+    def forget(self) -> None:
+        self.marked.clear()
+        self.steps.clear()
+        self._preempted.clear()
+
+    def under_way(self) -> list[int]:
+        return list(self.steps)
+
+    def _received(
+        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
+    ) -> None:
+        request = kwargs.get("request") or args[1]
+        if is_marked(request):
+            spine.emit("engine", "receive", start, end, get_native_id(), {"rid": request.request_id})
+
+    def _queues(self, args: Any, kwargs: Any) -> None:
+        request = kwargs.get("request") or args[1]
+        if is_marked(request):
+            self.marked[request.request_id] = time_ns()
+
+    def _scheduled(
+        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
+    ) -> None:
+        marked = self.marked
+        if not marked or result is None:
+            return
+        tokens: dict[str, int] = result.num_scheduled_tokens
+        ours = [rid for rid in marked if rid in tokens]
+        if not ours:
+            return
+        scheduler, thread = args[0], get_native_id()
+        index = self._next
+        self._next += 1
+        setattr(result, MARK, (os.getpid(), index))
+        self.config = getattr(scheduler, "vllm_config", None)
+        for rid in ours:
+            queued = marked[rid]
+            if queued:
+                marked[rid] = 0
+                spine.emit("engine", "wait", queued, max(queued, start), thread, {"rid": rid})
+        preempted, self._preempted = self._preempted, []
+        if len(self.steps) >= _MAX_STEPS:
+            self.steps.clear()
+        self.steps[index] = _Step(start, ours, _told(scheduler, result, ours, preempted))
+        spine.emit("engine", "schedule", start, end, thread, {"index": index})
+
+    def _dispatched(
+        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
+    ) -> None:
+        mark = getattr(kwargs.get("scheduler_output") or args[1], MARK, None)
+        if mark is not None:
+            spine.emit("engine", "dispatch", start, end, get_native_id(), {"index": mark[1]})
+
+    def _updated(
+        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
+    ) -> None:
+        if not self.steps:
+            return
+        mark = getattr(kwargs.get("scheduler_output") or args[1], MARK, None)
+        step = self.steps.pop(mark[1], None) if mark is not None else None
+        if mark is None or step is None:
+            return
+        output = kwargs.get("model_runner_output") or args[2]
+        ids, counts = _sampled(output, step.ours)
+        thread = get_native_id()
+        spine.emit("engine", "update", start, end, thread, {"index": mark[1]})
+        told = {"index": mark[1], **step.info, "ids": ids, "tokens_out": counts}
+        if error is not None:
+            told["error"] = type(error).__name__
+        spine.emit("engine", "step", step.start, end, thread, told)
+
+    def _preempts(self, args: Any, kwargs: Any) -> None:
+        request = kwargs.get("request") or args[1]
+        if request.request_id in self.marked:
+            self._preempted.append(request.request_id)
+
+    def _finished(
+        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
+    ) -> None:
+        request = kwargs.get("request") or args[1]
+        if self.marked.pop(request.request_id, None) is None:
+            return
+        data: dict[str, Any] = {"rid": request.request_id, "tokens": request.num_output_tokens}
+        reason = request.get_finished_reason()
+        if reason is not None:
+            data["reason"] = str(reason)
+        spine.emit("engine", "finish", start, end, get_native_id(), data)
+
+
+def is_marked(request: Any) -> bool:
+    headers: Any = getattr(request, "trace_headers", None)
+    return bool(headers) and MARK in headers
+
+
+def _told(scheduler: Any, output: Any, ours: list[str], preempted: list[str]) -> dict[str, Any]:
+    """What a schedule says of its step."""
+    tokens = output.num_scheduled_tokens
+    new = {one.req_id: one.num_computed_tokens for one in output.scheduled_new_reqs}
+    cached = output.scheduled_cached_reqs
+    told: dict[str, Any] = {
+        "reqs": {rid: tokens[rid] for rid in ours},
+        "batch": len(tokens),
+        "tokens": output.total_num_scheduled_tokens,
+        "cached_tokens": {rid: new[rid] for rid in ours if rid in new},
+        "preempted": sorted({*preempted, *(set(ours) & set(getattr(output, "preempted_req_ids", None) or ()))}),
+    }
+    context_phase = getattr(cached, "is_context_phase", None)
+    if callable(context_phase):
+        prefilling = sum(rid in new or bool(context_phase(rid)) for rid in tokens)
+        told["phase"] = "decode" if not prefilling else "prefill" if prefilling == len(tokens) else "mixed"
+    counts = getattr(scheduler, "get_request_counts", None)
+    if callable(counts):
+        told["running"], told["waiting"] = counts()
+    pool = getattr(getattr(scheduler, "kv_cache_manager", None), "block_pool", None)
+    if pool is not None and hasattr(pool, "num_gpu_blocks"):
+        total = pool.num_gpu_blocks - 1  # one is the null block, which nobody gets
+        told["kv_used"], told["kv_total"] = total - pool.get_num_free_blocks(), total
+    return told
+
+
+def _sampled(output: Any, ours: list[str]) -> tuple[dict[str, int], dict[str, int]]:
+    """(last new token, number of new tokens) of each of our requests that got any."""
+    rows, places = getattr(output, "sampled_token_ids", None), getattr(output, "req_id_to_index", None)
+    ids: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    if rows is None or places is None:
+        return ids, counts
+    for rid in ours:
+        place = places.get(rid)
+        if place is None or place >= len(rows):
+            continue
+        row = rows[place]
+        if len(row):
+            ids[rid], counts[rid] = int(row[-1]), len(row)
+    return ids, counts
+
+
+core = Core()

@@ -1,0 +1,59 @@
+"""vLLM: the groups "http", "tokenizer", "engine" and "model", with the record shapes of the local engine's.
+
+    http        request [rid, traceparent, method, path, status], parse [rid], write [rid, index, bytes]
+    tokenizer   template [rid, chars_in, chars_out], encode [rid, chars, count, ids], decode [rid, index, id, chars];
+                with the option `text` also text_out of template and text of decode
+    engine      submit [rid, tokens], output [rid, index, tokens]; more in `vllm_core`, prepare in `vllm_worker`
+    model       see `vllm_worker`
+
+`rid` is the engine's id of the request in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokentrace.agent.core import Emit
+from tokentrace.agent.vllm_api import api
+from tokentrace.agent.vllm_core import core
+from tokentrace.agent.vllm_spine import SpineGroup, spine
+
+
+class HttpGroup(SpineGroup):
+    """The server's side of layer 8."""
+
+    name = "http"
+
+    def open(self) -> list[str]:
+        """Ids of chosen requests whose handler has not ended."""
+        return [arrival.rid for arrival in list(api.open.values()) if arrival.rid]
+
+
+class TokenizerGroup(SpineGroup):
+    """Layer 7. Texts are kept only with the option `text`."""
+
+    name = "tokenizer"
+
+    def enable(self, recorder: Emit, options: Mapping[str, Any] | None = None) -> None:
+        spine.text = bool((options or {}).get("text"))
+        super().enable(recorder, options)
+
+    def disable(self) -> None:
+        spine.text = False
+        super().disable()
+
+
+class EngineGroup(SpineGroup):
+    """Layer 6."""
+
+    name = "engine"
+
+    def open(self) -> list[str]:
+        return [f"step {index}" for index in core.under_way()]
+
+
+class ModelGroup(SpineGroup):
+    """The forward pass, the head and the sampling of layer 5."""
+
+    name = "model"

@@ -1,0 +1,77 @@
+"""vLLM: the group "modules", every part of the model as it runs in marked steps. See `module_hooks` for the columns.
+
+The model is known at the first marked step; its parts are wrapped then, and left alone again when the group goes off.
+Parts that run as compiled code are not wrapped (nothing in there may change); such a model is seen as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tokentrace.agent import module_hooks
+from tokentrace.agent.core import Emit, GroupUnavailable
+from tokentrace.agent.vllm_spine import spine
+from tokentrace.agent.vllm_worker import Work, model_of, works
+from tokentrace.agent.wrap import Hook, note_fault
+
+
+class ModulesGroup(module_hooks.ModulesGroup):
+    """Deep. Its hooks cost a few microseconds a part, in steps of other requests too while it is on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._on = False
+        self._model: Any = None
+
+    def enable(self, recorder: Emit, options: Mapping[str, Any] | None = None) -> None:
+        if self._on:
+            return
+        spine.acquire()
+        self._on = True
+        self._model = None
+        works.on_begin += (self._begins,)
+
+    def disable(self) -> None:
+        if not self._on:
+            return
+        self._on = False
+        works.on_begin = tuple(told for told in works.on_begin if told != self._begins)
+        super().disable()
+        spine.release()
+
+    def hooks(self) -> list[Hook]:
+        found = list(parts(self._model))
+        if not found:
+            raise GroupUnavailable(f"{type(self._model).__name__} has no parts that can be watched one by one", "")
+        return self.hooks_of(self._model, found)
+
+    def wanted(self) -> bool:
+        """Only parts of marked steps are written down."""
+        return works.current() is not None
+
+    def _begins(self, work: Work) -> None:
+        if self._model is not None or not self._on:
+            return
+        self._model = model_of(work.runner)
+        if self._model is None:
+            return
+        try:
+            super().enable(_nowhere)
+        except Exception as error:  # noqa: BLE001 - this runs on the engine's thread
+            note_fault("modules", error, True)
+
+
+def parts(model: Any) -> Iterator[tuple[str, str, Any]]:
+    """(name, path in the model, module); what vLLM compiles is one part, "model"."""
+    for path, module in model.named_modules():
+        if path and getattr(module, "do_not_compile", True) is False:
+            yield f"module {path}", path, module
+            return
+    for name, path, module in module_hooks.parts(model):
+        if name != "lm_head":  # the head's own forward never runs; `compute_logits` is seen in the group "model"
+            yield name, path, module
+
+
+def _nowhere(name: str, start_ns: int, end_ns: int, thread: int, data: dict[str, Any]) -> None:
+    """This group has columns, no records."""
