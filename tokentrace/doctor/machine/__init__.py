@@ -9,5 +9,5 @@ torches       which torch, built for what                         visible       
 #: Modules with a tuple `CHECKS`, from layer 5 down.
 MODULES = tuple(
     f"{__name__}.{name}"
-    for name in ("devices", "builds", "cards", "trial")
+    for name in ("devices", "builds", "cards", "trial", "rights", "route")
 )  # fmt: skip

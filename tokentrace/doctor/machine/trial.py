@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import orjson
 
-import tokentrace
 from tokentrace.doctor.check import Check, Result, Situation, fail, ok, skip, unknown, warn
 from tokentrace.doctor.machine import hardware, surroundings, torches, visible
 from tokentrace.doctor.machine.situation import on_the_servers_machine
@@ -32,6 +31,8 @@ _NO_WRITING = {
 }  # fmt: skip
 #: Variables that decide which device and which libraries a process gets.
 _SHARED = (*visible.VARIABLES, "LD_LIBRARY_PATH", "CUDA_DEVICE_ORDER")
+#: The folder of the package tokentrace.
+_PACKAGE = Path(__file__).parents[2]
 _COUNTERS_FIX = "see TT402 for rights, TT403 for the tracing library, TT404 for other profilers"
 
 
@@ -64,7 +65,7 @@ def _environ(situation: Situation, view: View) -> dict[str, str]:
 def run(python: str, environ: Mapping[str, str], limit_s: float, only_cpu: bool = False) -> dict[str, Any]:
     """What the trial program printed, or `error` and the `stage` it was in. Ends within the limit; never raises."""
     program = str(Path(__file__).with_name("trial_program.py"))
-    command = [python, "-B", program, str(Path(tokentrace.__file__).parent), *(["cpu"] if only_cpu else [])]
+    command = [python, "-B", program, str(_PACKAGE), *(["cpu"] if only_cpu else [])]
     try:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/",
