@@ -1,1 +1,27 @@
-"""Attach: look into a server that somebody else started, without restarting it."""
+"""Attach: look into a server that somebody else started, without restarting it.
+
+found = attach.find("http://localhost:8000")        which processes, what may be done
+with attach.open(found) as attached:                the deepest way that works, undone at the end
+    attached.depth, attached.reason, attached.agents
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokentrace.attach.attached import Attached, open
+    from tokentrace.attach.find import find
+    from tokentrace.attach.found import Found, ServerProcess
+
+__all__ = ["Attached", "Found", "ServerProcess", "find", "open"]
+
+#: Imported when used: the small process that injects imports this package too, and shall have nothing to wait for.
+_WHERE = {"Attached": "attached", "open": "attached", "find": "find", "Found": "found", "ServerProcess": "found"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,165 @@
+"""Gets as deep into a found server as is possible, says how deep that is and why, and undoes it at the end."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from tokentrace.agent_client import AgentClient
+from tokentrace.attach import private
+from tokentrace.attach.found import Depth, Found, ServerProcess
+from tokentrace.attach.inject import Injected, Way, put_agent
+from tokentrace.attach.obstacles import PLUGIN_FIX, obstacle
+from tokentrace.errors import AttachError, EngineError, UsageError
+from tokentrace.wording import listed
+
+METHODS = ("auto", "agent", "borrow", "gdb", "outside")
+#: A guest takes itself out within this time of our going.
+LEAVE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """One process with an agent in it that is connected to us. `way` is "" where the agent was there already."""
+
+    process: ServerProcess
+    agent: AgentClient
+    way: Way | str = ""
+    held_ns: int = 0
+    socket: str = ""
+
+
+@dataclass(slots=True)
+class Attached:
+    """A server as deep as we got. A context manager: leaving it takes out what was put in.
+
+    `reason` and `fix` say why it is not deeper, "" when every process that was found has an agent now.
+    `notes` are sentences for the user about how it went.
+    """
+
+    found: Found
+    depth: Depth
+    inside: list[Inside] = field(default_factory=list)
+    reason: str = ""
+    fix: str = ""
+    notes: list[str] = field(default_factory=list)
+    _stack: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def agents(self) -> list[AgentClient]:
+        return [one.agent for one in self.inside]
+
+    def agent_of(self, role: str) -> AgentClient | None:
+        """The first agent in a process of that role."""
+        return next((one.agent for one in self.inside if one.process.role == role), None)
+
+    def __enter__(self) -> Attached:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> list[str]:
+        """Detach: every function is put back and what was put in leaves. Safe to call twice; never raises.
+
+        Gives sentences on what could not be seen to have left.
+        """
+        inside, self.inside = self.inside, []
+        for one in inside:
+            one.agent.close()
+        stayed = [one for one in inside if one.way and not _has_left(one)]
+        self._stack.close()
+        return [f"the agent in process {one.process.pid} has not been seen to leave" for one in stayed]
+
+
+def open(found: Found, *, method: str = "auto") -> Attached:
+    """Connect to the agents that wait in the server, or put them into its processes, or stay outside.
+
+    `method`: auto takes the deepest way that works and falls back to "outside" with its reason; agent, borrow and gdb
+    must work; outside touches no process. Raises AttachError: the method asked for does not work, or another tokentrace
+    is attached. UsageError: no such method.
+    """
+    if method not in METHODS:
+        raise UsageError(f"there is no method {method!r}", fix=f"choose one of {', '.join(METHODS)}")
+    if method == "outside":
+        return Attached(found, "outside", reason="--method outside was asked for", fix="leave it out")
+    if not found.processes:
+        if method != "auto":
+            raise AttachError(found.reason or "none of the server's processes can be seen", fix=found.fix)
+        return Attached(found, "outside", reason=found.reason, fix=found.fix)
+    attached = Attached(found, "outside")
+    try:
+        attached._stack.enter_context(private.only_one(found.processes[0].pid))
+        _connect(attached, method)
+        if method != "agent":
+            _put_in(attached, method)
+    except BaseException:
+        attached.close()
+        raise
+    if not attached.inside:
+        if method == "auto":
+            attached._stack.close()
+            return attached
+        raise AttachError(attached.reason, fix=attached.fix)
+    return attached
+
+
+def _connect(attached: Attached, method: str) -> None:
+    """To the agents that wait in the server already. Raises AttachError when one of them serves another tokentrace."""
+    found = attached.found
+    for process in found.processes:
+        path = found.sockets.get(process.pid)
+        if path is None:
+            continue
+        try:
+            agent = AgentClient.connect(path, 2.0)
+        except EngineError as error:
+            raise AttachError(f"the agent that waits in process {process.pid}: {error}", fix=error.fix) from error
+        attached.inside.append(Inside(process, agent, socket=path))
+    if attached.inside:
+        attached.depth = "agent"
+    if method == "agent" and len(attached.inside) < len(found.processes):
+        without = [str(one.pid) for one in found.processes if one.pid not in found.sockets]
+        attached.reason, attached.fix = f"no agent waits in process {listed(without)}", PLUGIN_FIX
+
+
+def _put_in(attached: Attached, method: str) -> None:
+    """Into the processes that have none. What stands against one process leaves the others as they are."""
+    have = {one.process.pid for one in attached.inside}
+    missing = [one for one in attached.found.processes if one.pid not in have]
+    # Nothing is put anywhere before all were looked at: half a server is worth less than a clear reason.
+    against = {one.pid: obstacle(one, only_hard=method != "auto") for one in missing}
+    for process in missing:
+        stands = against[process.pid]
+        if stands is not None:
+            attached.reason, attached.fix = attached.reason or stands.reason, attached.fix or stands.fix
+            continue
+        try:
+            done = put_agent(process, method)
+        except AttachError as error:
+            attached.reason, attached.fix = attached.reason or str(error), attached.fix or error.fix
+            continue
+        attached.inside.append(_inside(process, done))
+        attached.depth = "injected"
+        attached.notes += [done.note] if done.note else []
+    order = {one.pid: number for number, one in enumerate(attached.found.processes)}
+    attached.inside.sort(key=lambda one: order[one.process.pid])
+
+
+def _inside(process: ServerProcess, done: Injected) -> Inside:
+    return Inside(process, done.agent, done.way, done.held_ns, str(done.socket))
+
+
+def _has_left(one: Inside) -> bool:
+    """A guest removes its socket as one of the last things it does."""
+    deadline = time.monotonic() + LEAVE_S
+    while Path(one.socket).exists() and time.monotonic() < deadline:
+        if not Path(f"/proc/{one.process.pid}").exists():
+            return True
+        time.sleep(0.002)
+    return not Path(one.socket).exists()

@@ -1,0 +1,183 @@
+"""Why code may not, cannot or should not be put into a process: each reason with what to do instead.
+
+A reason is `hard` when it holds in any case, and soft when the way is merely untried there: then only a method that was
+asked for by name goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import pwd
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokentrace.attach import proc
+from tokentrace.attach.found import ServerProcess
+
+#: Tried on all of these, x86-64 and glibc.
+OLDEST, NEWEST = (3, 10), (3, 14)
+PLUGIN_FIX = "install tokentrace in the server's environment and start the server again: its plugin then waits there"
+_CUDA = re.compile(r"/lib(cuda\.so|amdhip64\.so|hsa-runtime64\.so)")
+_CAP_SYS_PTRACE = 1 << 19
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """One reason, as a sentence, and its fix."""
+
+    reason: str
+    fix: str
+    hard: bool = True
+
+
+def obstacle(process: ServerProcess, *, only_hard: bool = False) -> Obstacle | None:
+    """The first reason that stands against putting code into `process`, or None. Touches nothing."""
+    try:
+        for check in (_identity, _user, _machine, _python, _namespaces, _traced, _right, _confined):
+            found = check(process)
+            if found is not None:
+                return found
+        return None if only_hard else _untried(process)
+    except FileNotFoundError:
+        return _gone(process)
+    except ProcessLookupError:
+        return _gone(process)
+    except PermissionError:
+        return _no_right(process)
+
+
+def _gone(process: ServerProcess) -> Obstacle:
+    return Obstacle(f"process {process.pid} has ended", "look at the server's log, and start it again")
+
+
+def _identity(process: ServerProcess) -> Obstacle | None:
+    if proc.status(process.pid).state in ("Z", "X") or abs(proc.started(process.pid) - process.started) > 2.0:
+        return _gone(process)
+    return None
+
+
+def _user(process: ServerProcess) -> Obstacle | None:
+    uid = proc.status(process.pid).uid
+    if uid == os.geteuid():
+        return None
+    name = user_name(uid)
+    return Obstacle(
+        f"process {process.pid} belongs to user {name}, you are {user_name(os.geteuid())}",
+        f"run the same command as that user: sudo -u {name} tokentrace attach …",
+    )
+
+
+def user_name(uid: int) -> str:
+    """The account's name, or its number."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _machine(process: ServerProcess) -> Obstacle | None:
+    if os.uname().sysname != "Linux" or platform.machine() not in ("x86_64", "AMD64"):
+        return Obstacle(f"putting code into a process is not known to work on {platform.machine()}", PLUGIN_FIX)
+    with open(f"/proc/{process.pid}/exe", "rb") as file:
+        head = file.read(20)
+    if head[:5] != b"\x7fELF\x02" or int.from_bytes(head[18:20], "little") != 62:
+        return Obstacle(f"process {process.pid} is not a 64-bit x86 program", PLUGIN_FIX)
+    if any("ld-musl-" in one.path for one in proc.maps(process.pid)):
+        return Obstacle(f"process {process.pid} runs on musl, where this is not known to work", PLUGIN_FIX)
+    return None
+
+
+def _python(process: ServerProcess) -> Obstacle | None:
+    if not process.python:
+        return Obstacle(f"process {process.pid} runs no Python that could be recognised", PLUGIN_FIX)
+    if process.python.endswith("t"):
+        return Obstacle(
+            f"process {process.pid} runs free-threaded Python {process.python}, where this is not known to work",
+            PLUGIN_FIX,
+        )
+    version = tuple(int(part) for part in process.python.split("."))
+    if not OLDEST <= version <= NEWEST:
+        return Obstacle(
+            f"process {process.pid} runs Python {process.python}; it is known to work from 3.10 to 3.14", PLUGIN_FIX
+        )
+    return None
+
+
+def _namespaces(process: ServerProcess) -> Obstacle | None:
+    if proc.namespace(process.pid, "user") != proc.namespace("self", "user"):
+        return Obstacle(
+            f"process {process.pid} runs in a container with users of its own",
+            "run tokentrace inside that container, as the server's user",
+        )
+    return None
+
+
+def _traced(process: ServerProcess) -> Obstacle | None:
+    tracer = proc.status(process.pid).tracer
+    if tracer:
+        name = " ".join(proc.command_line(tracer))[:60] if Path(f"/proc/{tracer}").exists() else "elsewhere"
+        return Obstacle(f"process {process.pid} is being traced by process {tracer} ({name})", "end that one first")
+    return None
+
+
+def _right(process: ServerProcess) -> Obstacle | None:
+    """The kernel's own answer: opening the memory asks the same question as ptrace does (ptrace(2))."""
+    try:
+        os.close(os.open(f"/proc/{process.pid}/mem", os.O_RDONLY))
+    except PermissionError:
+        return _no_right(process)
+    return None
+
+
+def _no_right(process: ServerProcess) -> Obstacle:
+    pid = process.pid
+    ours = proc.status(os.getpid())
+    theirs = proc.status(pid)
+    can_trace = ours.effective & _CAP_SYS_PTRACE
+    scope = yama_scope()
+    docker = "start the container with --cap-add SYS_PTRACE, or " if theirs.permitted & ~ours.effective else ""
+    if scope == 3:
+        return Obstacle("this machine allows no process to trace another (kernel.yama.ptrace_scope = 3)", PLUGIN_FIX)
+    if scope in (1, 2) and not can_trace:
+        return Obstacle(
+            f"this machine allows tracing to administrators only (kernel.yama.ptrace_scope = {scope})",
+            f"sudo sysctl kernel.yama.ptrace_scope=0, or {PLUGIN_FIX}",
+        )
+    if theirs.permitted & ~ours.effective:
+        return Obstacle(
+            f"process {pid} has rights that you lack, so you may not trace it (SYS_PTRACE is missing)",
+            f"{docker}run tokentrace with the same rights as the server",
+        )
+    if Path(f"/proc/{pid}").stat().st_uid != theirs.uid:
+        return Obstacle(f"process {pid} has forbidden to be looked into (prctl PR_SET_DUMPABLE 0)", PLUGIN_FIX)
+    return Obstacle(f"the system does not allow you to trace process {pid}", f"grant SYS_PTRACE, or {PLUGIN_FIX}")
+
+
+def yama_scope() -> int:
+    """kernel.yama.ptrace_scope; 0 where there is no Yama."""
+    try:
+        return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0
+
+
+def _confined(process: ServerProcess) -> Obstacle | None:
+    if proc.status(process.pid).seccomp == 1:
+        return Obstacle(f"process {process.pid} is confined by seccomp's strict mode", PLUGIN_FIX)
+    return None
+
+
+def _untried(process: ServerProcess) -> Obstacle | None:
+    fix = f"{PLUGIN_FIX}; or try it with --method borrow"
+    try:
+        if Path("/sys/fs/selinux/enforce").read_text(encoding="ascii").strip() == "1":
+            return Obstacle("SELinux is enforcing, where putting code into a process is untried", fix, hard=False)
+    except OSError:
+        pass
+    if any(_CUDA.search(one.path) for one in proc.maps(process.pid)):
+        return Obstacle(
+            f"process {process.pid} drives a GPU, where putting code into a process is untried", fix, hard=False
+        )
+    return None

@@ -1,0 +1,123 @@
+"""The folder of mode 0700 in which sockets, locks and the audit file of attach lie.
+
+$XDG_RUNTIME_DIR/tokentrace, else tokentrace-UID in the folder for temporary files. A process that sees other files
+than we do (a container) gets one in its own /tmp, which we reach through /proc/PID/root.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import getpass
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokentrace.attach import proc
+from tokentrace.errors import AttachError
+
+AUDIT = "audit.log"
+#: A socket's path may have 107 bytes (unix(7)); a name of ours takes up to 40 of them.
+_LONGEST = 65
+_MOST_AUDIT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A private folder: `path` as we reach it, `seen_as` as the target process names it."""
+
+    path: Path
+    seen_as: str
+
+
+def own_folder() -> Path:
+    """Our private folder, made if need be. Raises AttachError when it cannot be trusted."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if runtime and Path(runtime).is_dir() and len(runtime) <= _LONGEST - len("/tokentrace"):
+        return _checked(Path(runtime) / "tokentrace")
+    temporary = tempfile.gettempdir()
+    if len(temporary) > _LONGEST - len("/tokentrace-1234567890"):
+        temporary = "/tmp"
+    return _checked(Path(temporary) / f"tokentrace-{os.geteuid()}")
+
+
+def folder_for(pid: int) -> Folder:
+    """A private folder that we and the process can both reach. Raises AttachError."""
+    if not proc.other_root(pid):
+        path = own_folder()
+        return Folder(path, str(path))
+    seen_as = f"/tmp/tokentrace-{os.geteuid()}"
+    return Folder(_checked(proc.inside(pid, seen_as)), seen_as)
+
+
+def _checked(folder: Path) -> Path:
+    """`folder`, made with mode 0700 or found to be a folder of ours that nobody else may enter."""
+    fix = f"remove {folder}, or set XDG_RUNTIME_DIR to a folder of yours"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        state = folder.lstat()
+    except FileExistsError:
+        raise AttachError(f"{folder} is no folder", fix=fix) from None
+    except OSError as error:
+        raise AttachError(f"{folder} cannot be made: {error.strerror}", fix=fix) from error
+    if not stat.S_ISDIR(state.st_mode):
+        raise AttachError(f"{folder} is a link or no folder, and may lead anywhere", fix=fix)
+    if state.st_uid != os.geteuid():
+        raise AttachError(f"{folder} belongs to another user", fix=fix)
+    if stat.S_IMODE(state.st_mode) & 0o077:
+        raise AttachError(f"{folder} is open to other users", fix=f"chmod 700 {folder}")
+    return folder
+
+
+@contextmanager
+def only_one(pid: int) -> Iterator[None]:
+    """Hold the lock on attaching to process `pid`. Raises AttachError while another tokentrace holds it.
+
+    The kernel lets go of it when we end, in whatever manner.
+    """
+    path = own_folder() / f"attach-{pid}.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 20).decode("ascii", "replace").strip() or "unknown"
+            raise AttachError(
+                f"another tokentrace (process {holder}) is attached to process {pid}", fix="end that one first"
+            ) from None
+        os.truncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield
+        path.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def audit(pid: int, title: str, method: str, code_hash: str) -> None:
+    """Note in our private folder who put which code into which process, and when."""
+    path = own_folder() / AUDIT
+    now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    line = (
+        f"{now} uid={os.geteuid()} user={_user()} pid={pid} title={title[:60]!r} how={method} code=sha256:{code_hash}\n"
+    )
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        if os.fstat(descriptor).st_size > _MOST_AUDIT_BYTES:
+            path.replace(path.with_suffix(".log.old"))
+            os.close(descriptor)
+            descriptor = os.open(path, flags, 0o600)
+        os.write(descriptor, line.encode("utf-8", "replace"))
+    finally:
+        os.close(descriptor)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"

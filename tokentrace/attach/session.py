@@ -1,0 +1,96 @@
+"""One prompt of our own through a server that was attached to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tokentrace import session, workflow
+from tokentrace.agent_client import AgentClient, AgentGroup
+
+if TYPE_CHECKING:
+    from tokentrace.attach.found import Depth, Found
+
+#: The times of the first request are true; the second one is looked into more deeply, which slows it down.
+PASSES = (("warm", False), ("deep", True))
+#: Profiled steps of a request, the prefill and two decode steps.
+STEPS = 3
+
+
+class Attached(Protocol):
+    """What `attach.open` gives."""
+
+    @property
+    def found(self) -> Found: ...
+    @property
+    def depth(self) -> Depth: ...
+    @property
+    def agents(self) -> Sequence[AgentClient]: ...
+
+
+def ask(
+    attached: Attached,
+    prompt: session.Ask,
+    settings: workflow.Settings,
+    ui: session.Ui,
+    *,
+    steps: int = STEPS,
+) -> workflow.Run:
+    """Send the prompt to `settings.endpoint` and trace it as deeply as was attached: twice, with `settings.once` or
+    from outside once. `steps` of the deep request's are profiled.
+
+    Raises UsageError for a prompt that cannot be sent; a request that fails is `error` of the result.
+    """
+    workflow.check_prompt(prompt)
+    assert settings.endpoint is not None, "an attached server has an endpoint"
+    agent = AgentGroup(attached.agents) if attached.agents else None
+    prompt.options = {"with_text": True, "ops": {"steps": steps}, **prompt.options}
+    once = settings.once or agent is None
+    outcome = session.run_passes(
+        prompt,
+        settings.endpoint,
+        mode="attach",
+        passes=session.ONE_PASS if once else PASSES,
+        ui=ui,
+        agent=agent,
+        engine_facts=engine_facts(attached, agent),
+        failure=None,
+    )
+    note(outcome.trace.meta, attached, agent)
+    return workflow.conclude(outcome, settings)
+
+
+def engine_facts(attached: Attached, agent: AgentGroup | None) -> dict[str, Any]:
+    """What is known of the server, from inside if we are."""
+    found = attached.found
+    outside = {"engine": found.engine, "version": found.version, "depth": attached.depth}
+    if agent is None:
+        return outside
+    told = {key: value for key, value in agent.facts().items() if key not in ("groups", "on", "faults", "time_ns")}
+    return {**outside, **told}
+
+
+def note(meta: dict[str, Any], attached: Attached, agent: AgentGroup | None) -> None:
+    """What a reader of the trace must know of how it was made; facts that only a request brought to light."""
+    told = engine_facts(attached, agent)
+    told["notes"] = notes(agent)
+    meta["engine"] = told
+
+
+def notes(agent: AgentGroup | None) -> list[str]:
+    """Sentences about what was not seen, and why."""
+    if agent is None:
+        return []
+    found = []
+    if agent.lost:
+        found.append(f"the trace has gaps: {agent.lost}")
+    if agent.dropped:
+        found.append(f"{agent.dropped} records found no room in the agent's buffer")
+    found += [
+        f"a hook failed{' and was taken out' if fault.get('off') else ''}: {fault.get('hook')}: {fault.get('error')}"
+        for fault in agent.faults
+    ]
+    missing = agent.facts().get("missing_hooks")
+    if missing:
+        found.append(f"not in this version, so not watched: {', '.join(missing)}")
+    return found
