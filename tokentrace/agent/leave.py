@@ -28,7 +28,7 @@ _AFTER_FORK = "_tokentrace_after_fork"
 
 
 def start_guest(socket_path: str, finder: Any) -> None:
-    """Start the agent of this process as a guest whose modules `finder` (on sys.meta_path) served. Raises AgentError."""
+    """Start the agent of this process as a guest; `finder` (on sys.meta_path) served its modules. Raises AgentError."""
     from tokentrace import agent
 
     agent.start(socket_path, guest=lambda server: leave(server, finder))

@@ -33,8 +33,10 @@ _numbers = count()
 class Arrival:
     """One chosen request. `rid` is the engine's id of it, "" until it has one."""
 
-    __slots__ = ("bound_ns", "chunks", "emits", "held", "index", "method", "outputs", "path", "processing_ns", "rid", "rids",
-                 "start_ns", "status", "thread", "traceparent")  # fmt: skip
+    __slots__ = (
+        "bound_ns", "chunks", "emits", "held", "index", "method", "outputs", "path", "processing_ns", "rid", "rids",
+        "start_ns", "status", "thread", "traceparent",
+    )  # fmt: skip
 
     def __init__(self, traceparent: str = "", method: str = "", path: str = "") -> None:
         self.rid = ""

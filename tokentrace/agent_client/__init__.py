@@ -1,4 +1,4 @@
-"""The tokentrace side of the agent: one serving process (`AgentClient`), or all processes of a server (`AgentGroup`)."""
+"""The tokentrace side of the agent: one serving process (`AgentClient`), or all of a server (`AgentGroup`)."""
 
 from __future__ import annotations
 
