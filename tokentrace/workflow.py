@@ -51,17 +51,27 @@ class Run:
 
 def run(ask: session.Ask, settings: Settings, ui: session.Ui) -> Run:
     """Trace one prompt. Raises UsageError for a prompt that cannot be sent, EngineError without an engine."""
+    check_prompt(ask)
+    if settings.endpoint is not None:
+        # One request only: whoever pays for it asked for one.
+        outcome = session.run_passes(ask, settings.endpoint, mode="url", passes=session.ONE_PASS, ui=ui)
+    else:
+        outcome = _local(ask, settings, ui)
+    return conclude(outcome, settings)
+
+
+def check_prompt(ask: session.Ask) -> None:
+    """Raises UsageError for a prompt that cannot be sent."""
     if not ask.prompt.strip():
         raise UsageError("the prompt is empty", fix='for example tokentrace run "Hi"')
     if any("\ud800" <= c <= "\udfff" for c in ask.prompt + ask.system):
         raise UsageError("the prompt is not valid UTF-8 text", fix="give it as UTF-8, or check the terminal's encoding")
     if len(ask.prompt) > MAX_PROMPT:
         raise UsageError(f"the prompt has {len(ask.prompt)} characters", fix=f"at most {MAX_PROMPT} are sent")
-    if settings.endpoint is not None:
-        # One request only: whoever pays for it asked for one.
-        outcome = session.run_passes(ask, settings.endpoint, mode="url", passes=session.ONE_PASS, ui=ui)
-    else:
-        outcome = _local(ask, settings, ui)
+
+
+def conclude(outcome: session.Outcome, settings: Settings) -> Run:
+    """Analyse a trace, save it and send it on, as the settings say."""
     report = build(outcome.trace)
     folded = outcome.trace if settings.detail else fold(outcome.trace, BUDGET)
     report.spans = {"produced": len(folded), "recorded": len(outcome.trace)}
@@ -111,7 +121,8 @@ def _deliver(result: Run, settings: Settings) -> None:
                 raise
             result.warnings.append(f"{error}: the run is not saved")
     if settings.output is not None:
-        emit.save(result.folded, settings.output)
+        page = emit.format_of(settings.output) == "html" and len(result.trace) <= emit.MOST_ON_A_PAGE
+        emit.save(result.trace if page else result.folded, settings.output, report=report)
         report.files.append(str(settings.output))
     _send(result, settings.otlp)
     if result.folder is not None:
