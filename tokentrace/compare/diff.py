@@ -1,0 +1,169 @@
+"""The whole comparison as data: what the terminal prints, the page shows and `--json` gives.
+
+    schema, verdict {status, sentence, layer, layer_label, level, key, contributor}, noise {method, known, sentence},
+    base / new {measurements [{label, kind, pass, deep_pass, wall_ns, ttft_ns, tokens}], median_wall_ns},
+    wall, ttft (rows or null), levels {layers, spans, steps, modules, operators, kernels: [row]},
+    missing {level: why}, notes [text]
+
+Rows as in `rows.Row`. Times are ns; null means not known, never zero. Keys may be added within a version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokentrace.compare.noise import FLOORS
+from tokentrace.compare.rows import Row, level_rows, ttft_row, wall_row
+from tokentrace.compare.sample import LEVELS, Sample, fill
+from tokentrace.compare.sides import Progress, Read, load, split
+from tokentrace.compare.verdict import Verdict, judge
+from tokentrace.errors import UsageError
+from tokentrace.wording import listed
+
+SCHEMA = "tokentrace.diff/1"
+
+
+@dataclass(slots=True)
+class Diff:
+    """See the module's docstring."""
+
+    base: list[Sample]
+    new: list[Sample]
+    wall: Row
+    ttft: Row | None
+    levels: dict[str, list[Row]]
+    verdict: Verdict
+    missing: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def noise_known(self) -> bool:
+        """Is there more than one measurement on a side?"""
+        return len(self.base) + len(self.new) > 2
+
+    @property
+    def noise(self) -> str:
+        """How noise was told from difference here, in one sentence."""
+        if self.noise_known:
+            few = min(len(self.base), len(self.new)) < 4
+            tail = "; four or more a side make the intervals 95 %" if few else ""
+            return (
+                f"{len(self.base)} measurements against {len(self.new)}: a difference counts when neither their order "
+                f"(Mann-Whitney) nor their spread (Student's t, Holm) lets equal sides look like that{tail}"
+            )
+        if self.wall.floor_ns is None:
+            return "one run a side, without repeated steps or passes: nothing is known about noise; give several a side"
+        return (
+            f"one run a side: how much equal runs differ is not known; a difference counts from {FLOORS:.0f} times "
+            "what the scatter of steps and passes inside the runs comes to; give several a side to know"
+        )
+
+    def exceeds(self, share: float | None, ns: float | None) -> bool:
+        """Is the new side slower by more than this share of the base or this time, and not by noise alone?"""
+        if not self.wall.beyond_noise or self.wall.difference_ns <= 0:
+            return False
+        if ns is not None:
+            return self.wall.difference_ns > ns
+        return share is not None and self.wall.change is not None and self.wall.change > share
+
+    def to_json(self) -> dict[str, Any]:
+        verdict = {name: getattr(self.verdict, name) for name in self.verdict.__slots__}
+        return {
+            "schema": SCHEMA,
+            "verdict": verdict,
+            "noise": {"known": self.noise_known, "sentence": self.noise},
+            "base": _side(self.base, self.wall.base_ns),
+            "new": _side(self.new, self.wall.new_ns),
+            "wall": self.wall.as_dict(),
+            "ttft": self.ttft.as_dict() if self.ttft is not None else None,
+            "levels": {level: [row.as_dict() for row in rows] for level, rows in self.levels.items()},
+            "missing": dict(self.missing),
+            "notes": list(self.notes),
+        }
+
+
+def _side(samples: Sequence[Sample], wall_ns: float | None) -> dict[str, Any]:
+    return {
+        "median_wall_ns": wall_ns,
+        "measurements": [
+            {
+                "label": s.label,
+                "kind": s.kind,
+                "pass": s.pass_name,
+                "deep_pass": s.deep_pass,
+                "wall_ns": s.wall_ns,
+                "ttft_ns": s.ttft_ns,
+                "tokens": dict(s.tokens),
+            }
+            for s in samples
+        ],
+    }
+
+
+def compare(
+    base: Sequence[str],
+    new: Sequence[str],
+    *,
+    base_pass: str = "",
+    new_pass: str = "",
+    progress: Progress | None = None,
+) -> Diff:
+    """Compare what these name (see `sides.load`). Raises UsageError."""
+    sides = []
+    known: Read = {}
+    for given, chosen in ((base, base_pass), (new, new_pass)):
+        names = split(given)
+        if not names:
+            raise UsageError("a side has no run", fix="tokentrace diff BASE NEW")
+        sides.append([load(name, chosen, progress, known) for name in names])
+    return compare_samples(*sides)
+
+
+def compare_samples(base: Sequence[Sample], new: Sequence[Sample]) -> Diff:
+    """Raises UsageError for an empty side, and for recordings against requests: they measure different things."""
+    every = [*base, *new]
+    if not base or not new:
+        raise UsageError("a side has no measurement", fix="tokentrace diff BASE NEW")
+    if len({sample.kind == "import" for sample in every}) > 1:
+        raise UsageError(
+            "a recording of a chip cannot be compared with a traced request", fix="give two recordings, or two runs"
+        )
+    fill(every)
+    levels = {level: level_rows(level, base, new) for level in LEVELS}
+    wall = wall_row(base, new)
+    missing = {}
+    for level in LEVELS:
+        why = next((s.missing[level] for s in every if level in s.missing), "")
+        if not levels[level]:
+            missing[level] = why or "there is none"
+    return Diff(
+        base=list(base),
+        new=list(new),
+        wall=wall,
+        ttft=ttft_row(base, new),
+        levels=levels,
+        verdict=judge(wall, levels, base, new),
+        missing=missing,
+        notes=_notes(base, new),
+    )
+
+
+def _notes(base: Sequence[Sample], new: Sequence[Sample]) -> list[str]:
+    """What makes the two sides unlike before any time is looked at."""
+    notes = [note for sample in (*base, *new) for note in sample.notes]
+    for name in sorted({name for sample in (*base, *new) for name in sample.facts}):
+        sides = [sorted({s.facts[name] for s in side if name in s.facts}) for side in (base, new)]
+        if sides[0] and sides[1] and sides[0] != sides[1]:
+            before, after = (listed([_short(text) for text in side], 3) for side in sides)
+            notes.append(f"not alike: {name} {before} in the base, {after} on the new side")
+    passes = {sample.pass_name for sample in (*base, *new)}
+    if len(passes) > 1 and {s.pass_name for s in base} != {s.pass_name for s in new}:
+        names = [" and ".join(sorted({s.pass_name for s in side})) for side in (base, new)]
+        notes.append(f"the {names[0]} pass is compared with the {names[1]} pass")
+    return notes
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else text[:39] + "…"

@@ -1,0 +1,208 @@
+"""Is a difference more than noise? Exact and small-sample statistics, nothing that needs a distribution table.
+
+Several measurements a side: a difference is beyond noise when both of these hold.
+
+- Order: the exact Mann-Whitney test (two-sided) says at most 5 %. Where so few measurements cannot say that (fewer
+  than four a side), every measurement of one side must lie beyond every one of the other.
+- Size: Student's t of the two means with pooled variance says at most 5 %, after Holm's correction for the number of
+  rows that were tested together.
+
+The first is not led astray by one wild value, the second by many rows of few values. The interval of a difference is
+that of Hodges and Lehmann: order statistics of all pairwise differences, with the confidence that they have exactly.
+
+One measurement a side: nothing is known of what separates equal runs. What can be seen is the scatter of repeated parts
+inside each of them; `floor` is what that alone would make of the sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, stdev
+
+ALPHA = 0.05
+#: One run a side: a difference counts from this many times the floor on.
+FLOORS = 3.0
+#: So many repetitions it takes to speak of scatter.
+_REPEATED = 4
+_EXACT_PAIRS = 4_000
+
+#: ("decode", 3) is the fourth decode step; a part that runs once has ("", 0).
+Slot = tuple[str, int]
+Slots = Mapping[Slot, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """How far two samples lie apart. `low` to `high` holds the shift with probability `confidence`."""
+
+    difference: float  # of the medians, new less base
+    low: float | None
+    high: float | None
+    confidence: float | None
+    p_order: float | None
+    p_size: float | None
+    separated: bool  # as far apart in order as so many measurements can be told, see the module's docstring
+
+
+def shift(base: Sequence[float], new: Sequence[float]) -> Shift:
+    """Raises ValueError for an empty side. With one measurement each only the difference is known."""
+    if not base or not new:
+        raise ValueError("a side has no measurement")
+    difference = median(new) - median(base)
+    if len(base) == 1 and len(new) == 1:
+        return Shift(difference, None, None, None, None, None, False)
+    low, high, confidence = _interval(base, new)
+    order = rank_p(base, new)
+    reachable = 2 / math.comb(len(base) + len(new), len(base))
+    return Shift(difference, low, high, confidence, order, size_p(base, new), order <= max(ALPHA, reachable * 1.000001))
+
+
+def holm(values: Mapping[Hashable, float], alpha: float = ALPHA) -> set[Hashable]:
+    """Which of these tests hold together at `alpha`. https://www.jstor.org/stable/4615733"""
+    found: set[Hashable] = set()
+    ordered = sorted(values.items(), key=lambda item: item[1])
+    for number, (key, p) in enumerate(ordered):
+        if p > alpha / (len(ordered) - number):
+            break
+        found.add(key)
+    return found
+
+
+def rank_p(base: Sequence[float], new: Sequence[float]) -> float:
+    """Two-sided p of Mann and Whitney: exact for few pairs, normal with continuity correction for many.
+
+    Ties count half, which in the exact distribution is conservative.
+    """
+    m, n = len(base), len(new)
+    u = sum(1.0 if b > a else 0.5 if b == a else 0.0 for a in base for b in new)
+    smaller = min(u, m * n - u)
+    if m * n > _EXACT_PAIRS:
+        spread = math.sqrt(m * n * (m + n + 1) / 12)
+        return min(1.0, math.erfc(max(0.0, m * n / 2 - smaller - 0.5) / spread / math.sqrt(2)))
+    counts = _ranks(m, n)
+    below = sum(counts[: math.ceil(smaller) + 1])
+    return min(1.0, 2 * below / math.comb(m + n, m))
+
+
+def size_p(base: Sequence[float], new: Sequence[float]) -> float:
+    """Two-sided p of Student's t with pooled variance; one side may have a single measurement."""
+    m, n = len(base), len(new)
+    freedom = m + n - 2
+    squares = sum((x - fmean(side)) ** 2 for side in (base, new) for x in side)
+    difference = abs(fmean(new) - fmean(base))
+    if squares <= 0:
+        return 0.0 if difference else 1.0
+    return student_p(difference / math.sqrt(squares / freedom * (1 / m + 1 / n)), freedom)
+
+
+def student_p(t: float, freedom: int) -> float:
+    """P(|T| > t), by the finite series for whole degrees of freedom (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    angle = math.atan(abs(t) / math.sqrt(freedom))
+    cosine, sine = math.cos(angle), math.sin(angle)
+    odd = freedom % 2
+    term = cosine if odd else 1.0
+    total = 0.0 if freedom == 1 else term
+    for k in range(3 if odd else 2, freedom - 1, 2):
+        term *= cosine * cosine * (k - 1) / k
+        total += term
+    inside = 2 / math.pi * (angle + sine * total) if odd else sine * total
+    return max(0.0, 1 - inside)
+
+
+def _interval(base: Sequence[float], new: Sequence[float]) -> tuple[float, float, float]:
+    m, n = len(base), len(new)
+    differences = sorted(b - a for a in base for b in new)
+    if m * n > _EXACT_PAIRS:
+        cut = max(0, math.floor(m * n / 2 - 1.96 * math.sqrt(m * n * (m + n + 1) / 12)))
+        return differences[cut], differences[-1 - cut], 1 - ALPHA
+    counts, every = _ranks(m, n), math.comb(m + n, m)
+    cut, below = 0, counts[0]
+    while cut + 1 < m * n / 2 and 2 * (below + counts[cut + 1]) / every <= ALPHA:
+        cut += 1
+        below += counts[cut]
+    return differences[cut], differences[-1 - cut], 1 - 2 * below / every
+
+
+def _ranks(m: int, n: int) -> list[int]:
+    """In how many orders of m and n distinct values each value of U comes about: a Gaussian binomial coefficient."""
+    counts = [1] + [0] * (m * n)
+    for i in range(1, min(m, n) + 1):
+        top = max(m, n) + i
+        for j in range(m * n, top - 1, -1):  # times 1 - q^top
+            counts[j] -= counts[j - top]
+        for j in range(i, m * n + 1):  # over 1 - q^i
+            counts[j] += counts[j - i]
+    return counts
+
+
+def scatter(slots: Slots, relative: float | None = None) -> tuple[float, float | None]:
+    """(variance of the sum that the scatter of repeated parts makes, scatter of one part relative to its mean).
+
+    Parts that are not repeated often enough get the relative scatter of those that are; where nothing is repeated,
+    that given as `relative`. When there is none the result is (0, None).
+    """
+    by_phase: dict[str, list[int]] = {}
+    for (phase, _), value in slots.items():
+        by_phase.setdefault(phase, []).append(value)
+    repeated = {phase: values for phase, values in by_phase.items() if len(values) >= _REPEATED}
+    if not repeated:
+        if relative is None:
+            return 0.0, None
+        return sum((relative * value) ** 2 for value in slots.values()), relative
+    variance = sum(len(values) * stdev(values) ** 2 for values in repeated.values())
+    most = max(repeated.values(), key=sum)
+    relative = stdev(most) / fmean(most) if fmean(most) > 0 else relative
+    if relative is not None:
+        variance += sum((relative * v) ** 2 for p, values in by_phase.items() if p not in repeated for v in values)
+    return variance, relative
+
+
+def drift(slots: Slots, again: Slots) -> float | None:
+    """By how much the same repeated parts differ between two passes of one run, as a share; None: nothing to compare.
+
+    Medians by phase, so that one wild step does not count; the largest phase speaks.
+    """
+    best: tuple[int, float] | None = None
+    for phase in {p for p, _ in slots}:
+        one = [v for (p, _), v in slots.items() if p == phase]
+        other = [v for (p, _), v in again.items() if p == phase]
+        if len(one) >= _REPEATED and len(other) >= _REPEATED and median(one) > 0:
+            share = abs(median(other) / median(one) - 1)
+            if best is None or sum(one) > best[0]:
+                best = sum(one), share
+    return best[1] if best else None
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One single run, for `floor`: the slots of a sum, and how much any part of that run scatters or drifts."""
+
+    slots: Slots
+    relative: float | None = None  # scatter of its steps, for sums without repeated parts of their own
+    drifts: Sequence[float] = ()  # see `drift`
+    again: Sequence[int] = ()  # the same sum in other passes of the run that should have taken as long
+
+
+def floor(base: Side, new: Side) -> float | None:
+    """What noise seen inside two single runs makes of the difference of two sums, ns; None when there is none to see.
+
+    The root of the summed squares of: the scatter of repeated parts on both sides, the larger side times the largest
+    drift between passes of one run, and the largest difference of the same sum in two passes of one run.
+    """
+    seen = False
+    squares = 0.0
+    for side in (base, new):
+        variance, relative = scatter(side.slots, side.relative)
+        seen = seen or relative is not None
+        squares += variance
+    drifts = [*base.drifts, *new.drifts]
+    if drifts:
+        seen = True
+        squares += (max(drifts) * max(sum(base.slots.values()), sum(new.slots.values()))) ** 2
+    again = [sum(side.slots.values()) - other for side in (base, new) for other in side.again]
+    if again:
+        seen = True
+        squares += max(one * one for one in again)
+    return math.sqrt(squares) if seen else None

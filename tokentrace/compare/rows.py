@@ -1,0 +1,157 @@
+"""Rows of a comparison: one thing, its time on both sides, and whether the difference is more than noise."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from tokentrace.compare.noise import FLOORS, Side, Slots, floor, holm, shift
+from tokentrace.compare.sample import MODEL, NOBODY, Amount, Sample, again_values
+
+
+@dataclass(slots=True)
+class Row:
+    """Times in ns, medians over the measurements of a side; None: nothing of it on that side, or not known there.
+
+    `beyond_noise` None: not known, because one measurement a side shows no noise for it. `low_ns` to `high_ns` holds
+    the difference with probability `confidence`; `floor_ns` is what noise inside two single runs comes to.
+    """
+
+    key: str
+    label: str
+    layer: int
+    base_ns: float | None
+    new_ns: float | None
+    difference_ns: float
+    change: float | None  # of the base's time; None where that is nothing
+    base_range_ns: list[float]
+    new_range_ns: list[float]
+    low_ns: float | None = None
+    high_ns: float | None = None
+    confidence: float | None = None
+    p: float | None = None
+    floor_ns: float | None = None
+    beyond_noise: bool | None = None
+    only_in: str = ""  # base or new
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(slots=True)
+class _Tested:
+    row: Row
+    p: float | None
+    separated: bool
+
+
+def level_rows(level: str, base: Sequence[Sample], new: Sequence[Sample]) -> list[Row]:
+    """One row a key, the largest difference first. Empty when a side does not know this level at all."""
+    if not all(level in sample.levels for sample in (*base, *new)):
+        return []
+    keys: dict[Hashable, Amount] = {}
+    for sample in (*base, *new):
+        for key, amount in sample.levels[level].items():
+            keys.setdefault(key, amount)
+    tested: dict[Hashable, _Tested] = {}
+    for key, amount in keys.items():
+        found = _row(level, key, amount, base, new)
+        if found is not None:
+            tested[key] = found
+    return _decide(tested)
+
+
+def wall_row(base: Sequence[Sample], new: Sequence[Sample]) -> Row:
+    sides = [[Side(s.wall, s.relative, s.drifts) for s in side] for side in (base, new)]
+    tested = _test("wall", "the request" if base[0].kind != "import" else "the recording", 0, *sides)
+    return _decide({"wall": tested})[0]
+
+
+def ttft_row(base: Sequence[Sample], new: Sequence[Sample]) -> Row | None:
+    """Time to the first token; None where it is not known of every measurement."""
+    sides: list[list[Side]] = [[], []]
+    for side, samples in zip(sides, (base, new), strict=True):
+        for sample in samples:
+            if sample.ttft_ns is None:
+                return None
+            side.append(Side({("", 0): sample.ttft_ns}, sample.relative, sample.drifts))
+    return _decide({"ttft": _test("ttft", "the first token", 0, *sides)})[0]
+
+
+def _row(level: str, key: Hashable, amount: Amount, base: Sequence[Sample], new: Sequence[Sample]) -> _Tested | None:
+    sides: list[list[Side]] = []
+    present = []
+    for samples in (base, new):
+        side = []
+        for sample in samples:
+            mine = sample.levels[level].get(key)
+            if mine is None and level in sample.partial:
+                return None  # it may only be too small for the list
+            slots: Slots = mine.slots if mine is not None else {}
+            again = again_values(sample, level, key, amount.layer)
+            side.append(Side(slots, sample.relative, sample.drifts, again))
+        sides.append(side)
+        present.append(any(key in sample.levels[level] for sample in samples))
+    found = _test(name_of(level, key), _label(level, key, amount), amount.layer, *sides)
+    row = found.row
+    if not all(present):
+        row.only_in = "base" if present[0] else "new"
+        if present[0]:
+            row.new_ns, row.new_range_ns = None, []
+        else:
+            row.base_ns, row.base_range_ns = None, []
+    return found
+
+
+def _test(key: str, label: str, layer: int, base: Sequence[Side], new: Sequence[Side]) -> _Tested:
+    one, other = ([float(sum(side.slots.values())) for side in sides] for sides in (base, new))
+    found = shift(one, other)
+    row = Row(
+        key=key,
+        label=label,
+        layer=layer,
+        base_ns=median(one),
+        new_ns=median(other),
+        difference_ns=found.difference,
+        change=found.difference / median(one) if median(one) > 0 else None,
+        base_range_ns=[min(one), max(one)],
+        new_range_ns=[min(other), max(other)],
+        low_ns=found.low,
+        high_ns=found.high,
+        confidence=found.confidence,
+        p=found.p_size,
+    )
+    if found.p_size is None:
+        row.floor_ns = floor(base[0], new[0])
+    return _Tested(row, found.p_size, found.separated)
+
+
+def _decide(tested: Mapping[Hashable, _Tested]) -> list[Row]:
+    """Fill in `beyond_noise` of rows that were tested together."""
+    hold = holm({key: one.p for key, one in tested.items() if one.p is not None})
+    for key, one in tested.items():
+        row = one.row
+        if one.p is not None:
+            row.beyond_noise = key in hold and one.separated
+        elif row.floor_ns is not None:
+            row.beyond_noise = abs(row.difference_ns) > FLOORS * row.floor_ns
+    return sorted((one.row for one in tested.values()), key=lambda row: (-abs(row.difference_ns), row.key))
+
+
+def name_of(level: str, key: Hashable) -> str:
+    """The key as text, stable from version to version."""
+    if level == "layers":
+        return "nobody" if key == NOBODY else str(key)
+    return "/".join(map(str, key)) if isinstance(key, tuple) else str(key)
+
+
+def _label(level: str, key: Hashable, amount: Amount) -> str:
+    if level != "layers":
+        return amount.label
+    from tokentrace.layers import by_number
+
+    if key == NOBODY:
+        return "time of no layer"
+    return "the model (layers 5 to 3)" if key == MODEL else f"the {by_number(amount.layer).title} (layer {key})"

@@ -1,0 +1,370 @@
+"""One measurement: a pass of a run, a saved report, or an imported recording, as amounts of time by level.
+
+Levels: layers (own time; they and the time of nobody, 0, add up to the wall time), spans (own time by name within
+layers 8 to 5 and 2), steps, modules, operators and kernels. The last three come from the pass that looked that deep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tokentrace.analyze import Analysis, PassTimes
+from tokentrace.compare.noise import Slot, Slots, drift, scatter
+from tokentrace.compare.tree import Merged, Node, build, merge
+
+if TYPE_CHECKING:
+    from tokentrace.importers import Imported
+    from tokentrace.model import Trace
+    from tokentrace.report import Report
+
+LEVELS = ("layers", "spans", "steps", "modules", "operators", "kernels")
+#: Key of layers 5 to 3 together, where a side does not tell them apart.
+MODEL = "model"
+NOBODY = 0
+_IN_MODEL = (5, 4, 3)
+#: Layers whose work is the same in every pass after the first, and is not stretched by looking deeper.
+_UNSTRETCHED = (8, 7, 6)
+_ONCE: Slot = ("", 0)
+
+
+@dataclass(slots=True)
+class Amount:
+    """Time of one thing in one measurement, ns by slot."""
+
+    label: str
+    layer: int
+    slots: dict[Slot, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return sum(self.slots.values())
+
+
+Amounts = dict[Hashable, Amount]
+
+
+@dataclass(slots=True)
+class Step:
+    """One engine step (or marked step of a recording) that served the request."""
+
+    slot: Slot
+    index: int | None
+    wall_ns: int
+    tokens: int | None = None
+
+
+@dataclass(slots=True)
+class Sample:
+    """See the module's docstring. `missing` says for each level that is not known why; `partial` levels list only the
+    largest entries, so that what is absent is not known to be zero."""
+
+    label: str
+    kind: str  # run, report or import
+    pass_name: str
+    wall_ns: int
+    ttft_ns: int | None = None
+    tokens: dict[str, int | None] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    levels: dict[str, Amounts] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    partial: frozenset[str] = frozenset()
+    main: Node | None = None
+    deep: Node | None = None
+    deep_pass: str = ""
+    drifts: list[float] = field(default_factory=list)
+    again: list[dict[str, Amounts]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def wall(self) -> dict[Slot, int]:
+        """The wall time by step and the rest."""
+        steps = {step.slot: step.wall_ns for step in self.steps}
+        rest = self.wall_ns - sum(steps.values())
+        return {**steps, _ONCE: rest} if rest >= 0 else {_ONCE: self.wall_ns}
+
+    @property
+    def relative(self) -> float | None:
+        """How much its steps scatter, as a share of their mean."""
+        return scatter(self.wall)[1]
+
+
+def of_pass(trace: Trace, found: Analysis, name: str, label: str, whole: bool = True) -> Sample:
+    """One pass of a run. `whole` False: the trace is folded, so that it does not tell what runs inside the model."""
+    one = found.passes[name]
+    seeing = _seeing(found, one) if whole else None
+    exchange = one.view.exchange
+    walls = _step_walls(one)
+    main = build(trace, one)
+    deep = None if seeing is None else main if seeing is one else build(trace, seeing)
+    sample = Sample(
+        label=label,
+        kind="run",
+        pass_name=name,
+        wall_ns=one.wall_ns,
+        ttft_ns=one.ttft_ns,
+        tokens={"input": exchange.get("input_tokens"), "output": exchange.get("output_tokens")},
+        facts=_facts(trace, exchange) | _computed(one),
+        steps=[Step(slot, row.index, row.wall_ns, row.tokens) for slot, row in zip(walls, one.steps, strict=True)],
+        main=main,
+        deep=deep,
+        deep_pass=seeing.name if seeing is not None else "",
+        missing=dict.fromkeys(("modules", "operators", "kernels"), _no_depth(whole)) if seeing is None else {},
+    )
+    for other in found.passes.values():
+        if other is one:
+            continue
+        if other.name != "deep" and name != "deep" and (share := drift(walls, _step_walls(other))) is not None:
+            sample.drifts.append(share)
+        if "cold" not in (other.name, name):
+            tree = deep if deep is not None and other is seeing else build(trace, other)
+            sample.again.append(read(merge([tree]), 0, ("layers", "spans")))
+    return sample
+
+
+def _no_depth(whole: bool) -> str:
+    if not whole:
+        return "the trace is folded: give the run's folder, which holds all spans"
+    return "no pass of it looked inside the model"
+
+
+def _seeing(found: Analysis, one: PassTimes) -> PassTimes | None:
+    """The pass that looked inside the model: this one, or for the run's own pass the deep one."""
+    if any(layer < 5 for layer, _ in one.own):
+        return one
+    deep = found.passes.get("deep")
+    return deep if one is found.main and deep is not None and any(layer < 5 for layer, _ in deep.own) else None
+
+
+def _step_walls(one: PassTimes) -> dict[Slot, int]:
+    walls: dict[Slot, int] = {}
+    met: dict[str, int] = {}
+    for step in one.steps:
+        number = met.get(step.phase, 0)
+        met[step.phase] = number + 1
+        walls[step.phase, number] = step.wall_ns
+    return walls
+
+
+def _computed(one: PassTimes) -> dict[str, str]:
+    """Prompt tokens that were computed, as opposed to taken from the prefix cache."""
+    known = [step.tokens for step in one.steps if step.phase == "prefill" and step.tokens is not None]
+    return {"prompt tokens computed": str(sum(known))} if known else {}
+
+
+def _facts(trace: Trace, exchange: Mapping[str, Any]) -> dict[str, str]:
+    """What should be alike on both sides of a comparison, as text."""
+    told: dict[str, Any] = {
+        "prompt": trace.meta.get("prompt") or trace.attributes(0).get("tokentrace.prompt"),
+        "model": exchange.get("response_model") or exchange.get("model") or trace.meta.get("model"),
+        "input tokens": exchange.get("input_tokens"),
+        "output tokens": exchange.get("output_tokens"),
+    }
+    engine = trace.meta.get("engine")
+    if isinstance(engine, Mapping):
+        told |= {f"engine {key}": engine.get(key) for key in ("device", "dtype", "threads", "compile", "torch")}
+    hosts = {str(p.attributes.get("host.id", "")) for p in trace.processes.values()} - {""}
+    if len(hosts) == 1:
+        told["host"] = hosts.pop()
+    return {key: str(value) for key, value in told.items() if value not in (None, "")}
+
+
+def read(merged: Merged, number: int, levels: Sequence[str]) -> dict[str, Amounts]:
+    """The amounts of tree `number`, under the names that all trees agreed on."""
+    found: dict[str, Amounts] = {level: {} for level in levels}
+    stack: list[tuple[Merged, str]] = [(merged, "")]
+    while stack:
+        place, module = stack.pop()
+        node = place.nodes[number]
+        if node is None:
+            continue
+        if place.layer == 5 or (place.layer > 5 and place.children):
+            module = place.name
+        for level, key, label in _keys(place, module):
+            if level in found:
+                amounts = found[level]
+                amount = amounts.setdefault(key, Amount(label, place.layer))
+                for slot, spent in node.own.items():
+                    amount.slots[slot] = amount.slots.get(slot, 0) + spent
+        stack += [(child, module) for child in place.children]
+    return {level: {k: a for k, a in amounts.items() if a.slots} for level, amounts in found.items()}
+
+
+def _keys(place: Merged, module: str) -> list[tuple[str, Hashable, str]]:
+    layer, name = place.layer, place.name
+    found: list[tuple[str, Hashable, str]] = [("layers", layer, "")] if layer else []
+    if layer in _IN_MODEL:
+        found.append(("modules", module, module))
+    elif layer:
+        found.append(("spans", (layer, name), name))
+    if layer == 5:
+        found.append(("spans", (layer, name), name))
+    plain = name.removeprefix("leaf ")
+    if layer == 4 or (layer == 3 and plain != name):
+        found.append(("operators", plain, plain))
+    elif layer == 3:
+        found.append(("kernels", name, name))
+    return found
+
+
+def fill(samples: Sequence[Sample]) -> None:
+    """Work out the levels of all samples that have trees, under common names."""
+    with_main = [s for s in samples if s.main is not None]
+    if with_main:
+        merged = merge([s.main for s in with_main if s.main is not None])
+        for number, sample in enumerate(with_main):
+            sample.levels.update(read(merged, number, ("layers", "spans")))
+            _add_nobody(sample)
+            sample.levels["steps"] = step_amounts(sample.steps)
+    with_deep = [s for s in samples if s.deep is not None]
+    if with_deep:
+        merged = merge([s.deep for s in with_deep if s.deep is not None])
+        for number, sample in enumerate(with_deep):
+            found = read(merged, number, ("modules", "operators", "kernels"))
+            for level, amounts in found.items():
+                if amounts:
+                    sample.levels[level] = amounts
+                else:
+                    sample.missing[level] = f"there is none in the {sample.deep_pass} pass"
+    _group_model(samples)
+
+
+def step_amounts(steps: Sequence[Step]) -> Amounts:
+    """One amount a step, by its phase and its number in that phase."""
+    found: Amounts = {}
+    for step in steps:
+        phase, number = step.slot
+        label = f"{phase} step {number}".strip()
+        found[step.slot] = Amount(label, 6, {step.slot: step.wall_ns})
+    return found
+
+
+def _add_nobody(sample: Sample) -> None:
+    layers = sample.levels["layers"]
+    layers[NOBODY] = Amount("", NOBODY, _rest(sample.wall, layers, sample.wall_ns))
+
+
+def _rest(wall: Slots, layers: Amounts, wall_ns: int) -> dict[Slot, int]:
+    """What no layer owns. By step where that comes out, else as one amount; the sum is exact."""
+    left = dict(wall)
+    for amount in layers.values():
+        for slot, spent in amount.slots.items():
+            at = slot if slot in left else _ONCE
+            left[at] = left.get(at, 0) - spent
+    if all(value >= 0 for value in left.values()):
+        return {slot: value for slot, value in left.items() if value}
+    return {_ONCE: wall_ns - sum(amount.total for amount in layers.values())}
+
+
+def _group_model(samples: Sequence[Sample]) -> None:
+    """Layers 5 to 3 as one where not every sample tells them apart: light passes see them from outside only."""
+    known = [{layer for layer in _IN_MODEL if layer in s.levels.get("layers", {})} for s in samples]
+    if all(one == known[0] for one in known) and (4 in known[0] or 3 in known[0] or not known[0]):
+        return
+    for sample in samples:
+        layers = sample.levels.get("layers")
+        if layers is None:
+            continue
+        grouped = Amount("", 5)
+        for layer in _IN_MODEL:
+            for slot, spent in (layers.pop(layer).slots if layer in layers else {}).items():
+                grouped.slots[slot] = grouped.slots.get(slot, 0) + spent
+        if grouped.slots:
+            layers[MODEL] = grouped
+
+
+def of_report(report: Report, label: str, name: str = "") -> Sample:
+    """A report without its spans: layers, steps, and the operators that it lists. Raises KeyError: no such pass."""
+    name = name or report.headline_pass
+    one = report.passes[name]
+    layers: Amounts = {}
+    for place, spent in one.own_ns.items():
+        layer = int(place.partition(".")[0])
+        amount = layers.setdefault(layer, Amount("", layer))
+        amount.slots[_ONCE] = amount.slots.get(_ONCE, 0) + spent
+    if one.unattributed_ns is not None:
+        layers[NOBODY] = Amount("", NOBODY, {_ONCE: one.unattributed_ns})
+    met: dict[str, int] = {}
+    steps = []
+    for row in one.steps:
+        phase = str(row.get("phase") or "")
+        steps.append(Step((phase, met.get(phase, 0)), row.get("index"), int(row["wall_ns"]), row.get("tokens")))
+        met[phase] = met.get(phase, 0) + 1
+    why = "a report holds no spans: give the run"
+    sample = Sample(
+        label=label,
+        kind="report",
+        pass_name=name,
+        wall_ns=one.wall_ns,
+        ttft_ns=one.ttft_ns,
+        tokens=dict(report.tokens) if name == report.headline_pass else {},
+        facts={k: v for k, v in (("prompt", report.prompt), ("model", report.model)) if v},
+        steps=steps,
+        levels={"layers": layers, "steps": step_amounts(steps)},
+        missing={"spans": why, "modules": why, "kernels": why},
+        partial=frozenset(("operators",)),
+    )
+    if report.operators and name == report.headline_pass:
+        sample.levels["operators"] = {
+            str(o["name"]): Amount(str(o["name"]), 4, {_ONCE: int(o["own_ns"])}) for o in report.operators
+        }
+        sample.deep_pass = report.operators_pass
+    else:
+        sample.missing["operators"] = "the report lists none"
+    return sample
+
+
+def of_import(found: Imported, label: str) -> Sample:
+    """A recording: when kernels ran, and every kernel by name. Operators are the largest ones, by own host time."""
+    figures = found.figures
+    steps = [
+        Step(("step", number), row.get("index"), int(row["span_ns"])) for number, row in enumerate(found.steps)
+    ]  # fmt: skip
+    kernels: Amounts = {}
+    for name, _, spent in found.kernels:
+        amount = kernels.setdefault(name, Amount(name, 3, {_ONCE: 0}))
+        amount.slots[_ONCE] += spent
+    devices = max(1, len(figures["devices"]))
+    wall = int(figures["span_ns"]) * devices
+    sample = Sample(
+        label=label,
+        kind="import",
+        pass_name="import",
+        wall_ns=int(figures["span_ns"]),
+        steps=steps if devices == 1 else [],
+        levels={"steps": step_amounts(steps), "kernels": kernels},
+        missing={
+            "spans": "a recording of the chip shows no request",
+            "modules": "modules of recordings are not compared",
+        },
+        partial=frozenset(("operators",)),
+    )
+    if kernels:
+        busy = {("step", n): int(row["busy_ns"]) for n, row in enumerate(found.steps)} if devices == 1 else {}
+        rest = int(figures["busy_ns"]) - sum(busy.values())
+        slots = {**busy, _ONCE: rest} if rest >= 0 else {_ONCE: int(figures["busy_ns"])}
+        sample.levels["layers"] = {
+            3: Amount("", 3, slots),
+            NOBODY: Amount("", NOBODY, {_ONCE: max(0, wall - int(figures["busy_ns"]))}),
+        }
+        if devices > 1:
+            sample.notes.append(f"{label} has {devices} devices: kernel time is the sum over them")
+    else:
+        sample.missing |= {"kernels": "no kernel is in it", "layers": "no kernel is in it"}
+        del sample.levels["kernels"]
+    if found.operators:
+        sample.levels["operators"] = {
+            str(o["name"]): Amount(str(o["name"]), 4, {_ONCE: int(o["own_ns"])}) for o in found.operators
+        }
+    else:
+        sample.missing["operators"] = "no operator is in it"
+    return sample
+
+
+def again_values(sample: Sample, level: str, key: Hashable, layer: int) -> list[int]:
+    """The same sum in other passes of the run, where these should have taken as long."""
+    if layer not in _UNSTRETCHED or level not in ("layers", "spans"):
+        return []
+    return [other[level][key].total if key in other[level] else 0 for other in sample.again]

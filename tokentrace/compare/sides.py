@@ -1,0 +1,131 @@
+"""From what the user names to samples: runs, passes of runs, trace files, reports, recordings."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokentrace.compare.sample import Sample, of_import, of_pass, of_report
+from tokentrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from tokentrace.analyze import Analysis
+    from tokentrace.model import Trace
+
+PASSES = ("cold", "warm", "deep", "once")
+_IMPORTS = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".db")
+_NO_PASS = "a pass can be chosen of runs and of their traces only"
+
+Progress = Callable[[str], None]
+#: What was read already, by file: both sides may be passes of one run.
+Read = dict[Path, tuple["Trace", "Analysis"]]
+
+
+def split(given: Sequence[str]) -> list[str]:
+    """Each argument may hold several, separated by commas; a comma in the name of a file that exists stays."""
+    found = []
+    for text in given:
+        found += [text] if Path(text).exists() else [part for part in text.split(",") if part.strip()]
+    return [part.strip() for part in found]
+
+
+def load(name: str, pass_name: str = "", progress: Progress | None = None, known: Read | None = None) -> Sample:
+    """The sample that `name` stands for. `pass_name` chooses a pass, as `name:pass` does; `known` is read and added to.
+
+    A run is read whole, with the detail that was kept beside it. Raises UsageError: no such run or pass, a file that
+    is neither a trace, a report nor a recording.
+    """
+    name, chosen = _with_pass(name)
+    chosen = pass_name or chosen
+    if progress is not None:
+        progress(f"reading {name}")
+    path = Path(name)
+    if path.is_file() and path.name.lower().endswith(_IMPORTS):
+        return _of_json(path, name, chosen)
+    from tokentrace import runs
+
+    if path.is_dir() and not (path / runs.TRACE).is_file():
+        return _imported(path, name, chosen)
+    return _of_trace(runs.find(name), name, chosen, {} if known is None else known)
+
+
+def _with_pass(name: str) -> tuple[str, str]:
+    head, colon, tail = name.rpartition(":")
+    return (head, tail) if colon and tail in PASSES and not Path(name).exists() else (name, "")
+
+
+def _of_trace(path: Path, name: str, chosen: str, known: Read) -> Sample:
+    from tokentrace import runs
+
+    detail = path.with_name(runs.DETAIL)
+    whole = path.name == runs.TRACE and detail.is_file()
+    trace, found = known.get(path) or _read(detail if whole else path)
+    known[path] = trace, found
+    fold = trace.meta.get("fold")
+    folded = bool(isinstance(fold, dict) and fold.get("folded")) and not whole
+    label = path.parent.name if path.name == runs.TRACE else name
+    wanted = chosen or found.main.name
+    if wanted not in found.passes:
+        raise UsageError(f"{label} has no {wanted} pass", fix=f"it has: {', '.join(found.passes)}")
+    sample = of_pass(trace, found, wanted, f"{label}:{chosen}" if chosen else label, whole=not folded)
+    if sample.wall_ns <= 0:
+        raise UsageError(f"{label} holds no request that took time", fix="give a run of tokentrace run")
+    if found.passes[wanted].view.exchange.get("error"):
+        sample.notes.append(f"the request of {sample.label} failed; what was seen until then is compared")
+    if trace.meta.get("lost"):
+        sample.notes.append(f"{label}: {trace.meta['lost']} spans could not be read: {trace.meta.get('lost_reason')}")
+    return sample
+
+
+def _read(path: Path) -> tuple[Trace, Analysis]:
+    from tokentrace import emit
+    from tokentrace.analyze import analyze
+
+    # Hundreds of thousands of small objects that all stay: looking for garbage among them doubles the time.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        trace = emit.load(path)
+        return trace, analyze(trace)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _of_json(path: Path, name: str, chosen: str) -> Sample:
+    """A saved report, else a recording."""
+    import orjson
+
+    from tokentrace.report import SCHEMA, Report
+
+    if path.suffix.lower() == ".json" and SCHEMA.encode() in _head(path):
+        try:
+            report = Report.from_json(orjson.loads(path.read_bytes()))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path} is no report that can be read: {error}", fix="give the run itself") from error
+        wanted = chosen or report.headline_pass
+        if wanted not in report.passes:
+            raise UsageError(f"{name} has no {wanted} pass", fix=f"it has: {', '.join(report.passes) or 'none'}")
+        return of_report(report, f"{name}:{chosen}" if chosen else name, wanted)
+    return _imported(path, name, chosen)
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(4096)
+
+
+def _imported(path: Path, name: str, chosen: str) -> Sample:
+    from tokentrace import importers
+
+    if chosen:
+        raise UsageError(f"{name} is a recording and has no passes", fix=_NO_PASS)
+    found = importers.load(path)
+    sample = of_import(found, name)
+    if sample.wall_ns <= 0:
+        raise UsageError(f"{name} holds nothing that took time", fix="record it again")
+    if found.lost["events"] or found.lost["reason"]:
+        sample.notes.append(f"{name} lost {found.lost['events']} events: {found.lost['reason']}")
+    return sample

@@ -1,0 +1,128 @@
+"""The comparison as text: the verdict, how noise was told, and one table a level."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tokentrace.compare.diff import Diff
+from tokentrace.compare.rows import Row
+from tokentrace.compare.sample import Sample
+from tokentrace.compare.verdict import signed
+from tokentrace.emit._signs import ASCII, clean, cut
+from tokentrace.wording import duration
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+TITLES = {
+    "layers": "By layer, own time",
+    "spans": "By span, own time",
+    "steps": "By step",
+    "modules": "By module",
+    "operators": "By operator, own time",
+    "kernels": "By kernel and launch",
+}
+#: Rows shown of each level unless all are wanted.
+_SHOWN = {"layers": 9, "spans": 5, "steps": 5, "modules": 5, "operators": 5, "kernels": 5}
+_STYLE = {"slower": "bold red", "faster": "bold green", "shifted": "yellow", "same": "bold", "unknown": "magenta"}
+
+
+def print_diff(found: Diff, console: Console, *, unicode: bool, every: bool = False) -> None:
+    """Print on `console`, which interprets no markup. `every`: all rows instead of those that differ most."""
+    _Printer(console, unicode, every).diff(found)
+
+
+class _Printer:
+    def __init__(self, console: Console, unicode: bool, every: bool) -> None:
+        self.console, self.unicode, self.every = console, unicode, every
+        self.width = min(console.width, 120)
+
+    def diff(self, found: Diff) -> None:
+        self._line(found.verdict.sentence, _STYLE[found.verdict.status])
+        self._line()
+        for name, samples in (("base", found.base), ("new", found.new)):
+            self._line(f"{name:<6}{', '.join(_sample(s) for s in samples)}")
+        self._line(f"noise {found.noise}", "dim")
+        for note in found.notes:
+            self._line(f"note  {note}", "yellow")
+        self._table("Request", [row for row in (found.wall, found.ttft) if row is not None], len(found.levels))
+        for level, rows in found.levels.items():
+            if rows:
+                self._table(TITLES[level] + _pass(found, level), rows, _SHOWN[level])
+        for level, why in found.missing.items():
+            self._line(f"{level}: not compared: {why}", "dim")
+
+    def _table(self, title: str, rows: list[Row], most: int) -> None:
+        shown = rows if self.every else rows[:most]
+        numbers = 9
+        name = max(14, self.width - 4 * (numbers + 2) - 16)
+        self._line()
+        self._cells((title, "base", "new", "change", "", "noise"), name, numbers, "bold")
+        for row in shown:
+            style = "" if row.beyond_noise is None else "dim" if not row.beyond_noise else _sign(row)
+            change = "" if row.change is None else f"{row.change:+.1%}".replace("%", " %")
+            cells = (
+                row.label, _time(row.base_ns), _time(row.new_ns), ("+" if row.difference_ns > 0 else "")
+                + duration(row.difference_ns), change, _noise(row),
+            )  # fmt: skip
+            self._cells(cells, name, numbers, style)
+        if len(rows) > len(shown):
+            self._line(f"  {len(rows) - len(shown)} more that differ less: --all", "dim")
+
+    def _cells(self, cells: tuple[str, ...], name: int, numbers: int, style: str) -> None:
+        from rich.cells import cell_len
+
+        first = cut(self._ours(clean(cells[0])), name, "…" if self.unicode else "...")
+        text = first + " " * (name - cell_len(first))
+        for cell in cells[1:5]:
+            text += f"  {self._ours(cell):>{numbers}}"
+        self._print(f"{text}  {self._ours(cells[5])}".rstrip(), style)
+
+    def _ours(self, text: str) -> str:
+        return text if self.unicode else text.translate(ASCII)
+
+    def _line(self, text: str = "", style: str = "") -> None:
+        from rich.text import Text
+
+        for line in Text(self._ours(clean(text)), overflow="fold").wrap(self.console, self.width) or [Text("")]:
+            self._print(line.plain.rstrip(), style)
+
+    def _print(self, text: str, style: str) -> None:
+        from rich.text import Text
+
+        self.console.print(Text(text, style=style, no_wrap=True, overflow="ignore"), crop=False)
+
+
+def _sample(sample: Sample) -> str:
+    return f"{sample.label} ({sample.pass_name} {duration(sample.wall_ns)})"
+
+
+def _pass(found: Diff, level: str) -> str:
+    """Which pass a level is from, where that is another one than the times above."""
+    passes = {s.deep_pass for s in (*found.base, *found.new) if s.deep_pass and s.deep_pass != s.pass_name}
+    return f", {' and '.join(sorted(passes))} pass" if level in ("modules", "operators", "kernels") and passes else ""
+
+
+def _time(ns: float | None) -> str:
+    return "–" if ns is None else duration(ns)
+
+
+def _noise(row: Row) -> str:
+    if row.only_in:
+        return f"only in {row.only_in}"
+    if row.beyond_noise is None:
+        return "unknown"
+    if row.low_ns is not None and row.high_ns is not None:
+        inside = f"{duration(row.low_ns)} to {duration(row.high_ns)}"
+        return f"beyond: {inside}" if row.beyond_noise else f"within: {inside}"
+    within = f"±{duration(row.floor_ns or 0)} seen"
+    return f"beyond: {within}" if row.beyond_noise else f"within: {within}"
+
+
+def _sign(row: Row) -> str:
+    return "red" if row.difference_ns > 0 else "green"
+
+
+def one_line(found: Diff) -> str:
+    """For -q: the verdict and the change."""
+    return f"{found.verdict.status}: {signed(found.wall)}"

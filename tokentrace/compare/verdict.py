@@ -1,0 +1,178 @@
+"""One sentence: is the new side slower, in which layer, and what contributes most. Says so where noise hides it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from tokentrace.compare.rows import Row
+from tokentrace.compare.sample import Sample
+from tokentrace.wording import duration, listed, plural
+
+#: A layer is named in the sentence when its difference is at least this share of the base's wall time.
+MATERIAL = 0.01
+#: One module or operator is named as the contributor when it makes up at least this share of the difference.
+_ALONE = 0.3
+_MOST = 0.6
+
+
+@dataclass(slots=True)
+class Verdict:
+    """`status`: slower, faster, shifted (as a whole the same, but layers differ), same, or unknown.
+
+    `layer` is the number of the layer named, 0 for time of no layer, None when none is; `level` and `key` tell the
+    contributor's row.
+    """
+
+    status: str
+    sentence: str
+    layer: int | None = None
+    layer_label: str = ""
+    level: str = ""
+    key: str = ""
+    contributor: str = ""
+
+
+def judge(wall: Row, levels: dict[str, list[Row]], base: Sequence[Sample], new: Sequence[Sample]) -> Verdict:
+    """The verdict on all rows together."""
+    material = MATERIAL * (wall.base_ns or 0)
+    layers = [row for row in levels["layers"] if row.beyond_noise and abs(row.difference_ns) >= material]
+    if wall.beyond_noise:
+        sign = 1 if wall.difference_ns > 0 else -1
+        status = "slower" if sign > 0 else "faster"
+        text = f"The new side is {amount(wall)} {status}"
+        mine = [row for row in layers if row.difference_ns * sign > 0]
+    elif layers:
+        sign = 1 if layers[0].difference_ns > 0 else -1
+        status, mine = "shifted", layers[:1]
+        text = f"As a whole there is no difference beyond noise ({signed(wall)})"
+    elif wall.beyond_noise is None:
+        return Verdict("unknown", f"The new side differs by {signed(wall)}; nothing shows how much of that is noise.")
+    else:
+        return Verdict("same", f"No difference beyond noise: {signed(wall)}, {_noise(wall)}.")
+    if not mine:
+        return Verdict(status, f"{text}; no layer stands out.")
+    top = mine[0]
+    verdict = Verdict(status, "", top.layer, top.label)
+    split = _split_steps(base, new, sign)
+    if split is not None and top.layer <= 5 and abs(split.extra_ns) >= _ALONE * abs(top.difference_ns):
+        verdict.layer, verdict.layer_label = 6, "the engine queue (layer 6)"
+        verdict.level, verdict.key, verdict.contributor = "steps", split.phase, split.sentence
+        verdict.sentence = (
+            f"{text}: {verdict.layer_label} {split.sentence}, and these steps took {duration(abs(split.extra_ns))} "
+            f"{'more' if sign > 0 else 'less'}, most of it in {top.label}."
+        )
+        return verdict
+    took = "more" if top.difference_ns > 0 else "less"
+    where = f"{top.label} took {duration(abs(top.difference_ns))} {took}"
+    verdict.level, verdict.key, verdict.contributor = _contributor(top, levels, base, new)
+    joint = ": " if status != "shifted" else ", but "
+    verdict.sentence = f"{text}{joint}{where}{', ' + verdict.contributor if verdict.contributor else ''}"
+    others = [f"{row.label} ({signed(row)})" for row in layers if row is not top][:2]
+    verdict.sentence += f"; also {listed(others)}." if others else "."
+    return verdict
+
+
+def amount(row: Row) -> str:
+    """50.2 ms (11 %), without its sign."""
+    share = f" ({abs(row.change):.0%})" if row.change is not None else ""
+    return f"{duration(abs(row.difference_ns))}{share.replace('%', ' %')}"
+
+
+def signed(row: Row) -> str:
+    """+50.2 ms (+11 %)."""
+    sign = "+" if row.difference_ns > 0 else ""
+    share = f" ({row.change:+.1%})".replace("%", " %") if row.change is not None else ""
+    return f"{sign}{duration(row.difference_ns)}{share}"
+
+
+def _noise(row: Row) -> str:
+    if row.low_ns is not None and row.high_ns is not None and row.confidence is not None:
+        return f"{row.confidence:.0%} interval {duration(row.low_ns)} to {duration(row.high_ns)}".replace("%", " %")
+    if row.floor_ns is not None:
+        return f"and noise inside the two runs alone comes to {duration(row.floor_ns)}"
+    return "noise unknown"
+
+
+@dataclass(slots=True)
+class _Split:
+    phase: str
+    sentence: str
+    extra_ns: float
+
+
+def _split_steps(base: Sequence[Sample], new: Sequence[Sample], sign: int) -> _Split | None:
+    """Did the engine cut the same tokens of a phase into another number of steps? That is the scheduler's doing."""
+    best: _Split | None = None
+    for phase in sorted({s.slot[0] for sample in (*base, *new) for s in sample.steps}):
+        sides = [[_phase(sample, phase) for sample in side] for side in (base, new)]
+        counts = [{count for count, _, _ in side} for side in sides]
+        tokens = {number for side in sides for _, number, _ in side}
+        if any(len(c) != 1 for c in counts) or counts[0] == counts[1] or len(tokens) != 1 or None in tokens:
+            continue
+        before, after = counts[0].pop(), counts[1].pop()
+        if not before or not after:
+            continue
+        extra = median(wall for _, _, wall in sides[1]) - median(wall for _, _, wall in sides[0])
+        total = tokens.pop() or 0
+        sentence = f"did the same {plural(total, f'{phase} token')} in {plural(after, 'step')} instead of {before}"
+        if extra * sign > 0 and (best is None or abs(extra) > abs(best.extra_ns)):
+            best = _Split(phase, sentence, extra)
+    return best
+
+
+def _phase(sample: Sample, phase: str) -> tuple[int, int | None, int]:
+    steps = [s for s in sample.steps if s.slot[0] == phase]
+    known = [s.tokens for s in steps if s.tokens is not None]
+    return len(steps), sum(known) if len(known) == len(steps) else None, sum(s.wall_ns for s in steps)
+
+
+def _contributor(
+    top: Row, levels: dict[str, list[Row]], base: Sequence[Sample], new: Sequence[Sample]
+) -> tuple[str, str, str]:
+    """(level, key, words) of what makes up most of a layer's difference."""
+    sign = 1 if top.difference_ns > 0 else -1
+
+    def largest(level: str, *layers: int) -> Row | None:
+        rows = [r for r in levels.get(level, ()) if r.difference_ns * sign > 0 and (not layers or r.layer in layers)]
+        return rows[0] if rows else None
+
+    if top.layer in (5, 4, 3):
+        counts = [median(len(s.steps) for s in side) for side in (base, new)]
+        only = [r for r in levels.get("steps", ()) if r.only_in == ("new" if sign > 0 else "base")]
+        spent = sum(abs(r.difference_ns) for r in only)
+        if only and counts[0] != counts[1] and spent >= _MOST * abs(top.difference_ns):
+            side = "the new side" if sign > 0 else "the base"
+            return "steps", only[0].key, f"{duration(spent)} of it in {plural(len(only), 'step')} that only {side} has"
+        row = largest("steps")
+        if row is not None and sum(counts) > 2 and abs(row.difference_ns) >= _MOST * abs(top.difference_ns):
+            return "steps", row.key, _most(row)
+        for level in ("kernels", "modules", "operators") if top.layer == 3 else ("modules", "operators", "kernels"):
+            row = largest(level)
+            whole = sum(r.difference_ns for r in levels.get(level, ()) if r.difference_ns * sign > 0)
+            if row is not None and abs(row.difference_ns) >= _ALONE * abs(whole):
+                return level, row.key, _most(row, _of_pass(level, new))
+        row = largest("operators") or largest("kernels")
+        if row is not None:
+            level = "operators" if row in levels.get("operators", ()) else "kernels"
+            return level, row.key, f"spread over it, {_most(row, _of_pass(level, new), 'the most')}"
+        row = largest("spans", 5)
+    else:
+        row = largest("spans", top.layer)
+    return ("spans", row.key, _most(row)) if row is not None else ("", "", "")
+
+
+def _of_pass(level: str, new: Sequence[Sample]) -> str:
+    passes = {sample.deep_pass for sample in new if sample.deep_pass and sample.deep_pass != sample.pass_name}
+    return f", seen in the {passes.pop()} pass" if level in ("modules", "operators", "kernels") and passes else ""
+
+
+def _most(row: Row, where: str = "", lead: str = "most of it") -> str:
+    if row.only_in == "new":
+        change = f"{duration(row.difference_ns)}, only on the new side"
+    elif row.only_in == "base":
+        change = f"{duration(-row.difference_ns)}, only in the base"
+    else:
+        change = f"{signed(row)}, {duration(row.base_ns or 0)} → {duration(row.new_ns or 0)}"
+    return f"{lead} in `{row.label}` ({change}{where})"
