@@ -181,8 +181,17 @@ class _Cut:
                 ]
                 frame.forms[place] = form(self.trace, views, by_number(layer), way)
             self._client_form(number, frame, grouped[0][number])
+            self._decode_form(number, frame)
             if (7, UP) in frame.forms and frame.tokens and not any(token.text for token in frame.tokens):
                 frame.forms[7, UP] = (frame.forms[7, UP][0], "no text")
+
+    def _decode_form(self, number: int, frame: Frame) -> None:
+        """What a decode step takes in is the token that the step before it brought."""
+        words = by_number(6).form_down[0]
+        before = [token.id for token in self.frames[number - 1].tokens if token.id is not None] if number else []
+        taken, made = frame.forms.get((6, DOWN), ("", ""))
+        if taken == words and before and frame.step is not None and frame.step.tokens == 1:
+            frame.forms[6, DOWN] = (f"id {before[-1]}", made)
 
     def _grouped(self) -> list[dict[Place, list[int]]]:
         trace = self.trace

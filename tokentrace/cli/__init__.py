@@ -15,6 +15,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("tokentrace.cli.run", "trace one prompt through the eight layers"),
     "list": ("tokentrace.cli.list_", "the saved runs"),
     "show": ("tokentrace.cli.show", "the report of a saved run"),
+    "view": ("tokentrace.cli.view", "the page of a run: its way through the layers and a timeline, in the browser"),
+    "diff": ("tokentrace.cli.diff", "what got slower between two runs, and whether it is more than noise"),
     "layers": ("tokentrace.cli.layers", "the eight layers, and what each one answers"),
     "serve": ("tokentrace.cli.serve", "run the local engine as an OpenAI-compatible server"),
     "import": ("tokentrace.cli.import_", "turn a GPU recording into the same eight-layer trace"),

@@ -11,11 +11,11 @@ from tokentrace.errors import ExportError, UsageError
 
 @click.command("export")
 @click.argument("trace", metavar="TRACE")
-@click.option("--to", "target", required=True, type=click.Choice(["otlp", "otlp-file", "jaeger", "perfetto"]))
+@click.option("--to", "target", required=True, type=click.Choice(["otlp", "otlp-file", "jaeger", "perfetto", "html"]))
 @click.option("--endpoint", help="OTLP endpoint; default: the OTEL_EXPORTER_OTLP_* variables.")
 @click.option("-o", "--out", metavar="FILE", help="File to write (not for --to otlp).")
 def command(trace: str, target: str, endpoint: str | None, out: str | None) -> None:
-    """Send TRACE (a saved run, or a .jsonl file) to an OTLP receiver, or write it for Jaeger or Perfetto.
+    """Send TRACE (a saved run, or a .jsonl file) to an OTLP receiver, or write it for Jaeger, Perfetto or a browser.
 
     \b
     Examples:
@@ -35,10 +35,10 @@ def command(trace: str, target: str, endpoint: str | None, out: str | None) -> N
         if not delivery.ok:
             raise ExportError(delivery.message, fix=delivery.fix)
         return
-    suffix = {"otlp-file": ".jsonl", "jaeger": ".jaeger.json", "perfetto": ".perfetto.json"}[target]
+    suffix = {"otlp-file": ".jsonl", "jaeger": ".jaeger.json", "perfetto": ".perfetto.json", "html": ".html"}[target]
     stem = source.name.removesuffix(".gz").removesuffix(".jsonl")
     path = Path(out) if out else source.with_name(stem + suffix)
     if path.resolve() == source.resolve():
         raise UsageError(f"{path} is the trace itself", fix="give another file with -o")
-    emit.save(loaded, path, format=target)
+    emit.save(loaded, path, format=target, report=runs.report_of(source) if target == "html" else None)
     click.echo(f"{path} ({len(loaded)} spans)")

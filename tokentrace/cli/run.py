@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.option("--detail", is_flag=True, help="Show steps, and keep every span in the trace.")
 @click.option("--layers", help="Only these layers, such as 8-6,3 or client,jit.")
 @click.option("--otlp", is_flag=False, flag_value="", metavar="[ENDPOINT]", help="Send the trace to an OTLP receiver.")
-@click.option("-o", "output", metavar="FILE", help="Write the trace; .jsonl, .jaeger.json or .perfetto.json.")
+@click.option("-o", "output", metavar="FILE", help="Write the trace; .html, .jsonl, .jaeger.json or .perfetto.json.")
 @click.option("--out", metavar="DIR", help="Keep the run here instead of in the user's data folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("-q", "quiet", is_flag=True, help="Only the reply.")

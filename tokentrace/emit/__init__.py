@@ -3,7 +3,8 @@
     .jsonl, .jsonl.gz                OTLP JSON lines, lossless: the only format that `load` reads back
     .jaeger.json, .json              Jaeger UI JSON (.json alone is Jaeger's: viewing there is what it is mostly for)
     .perfetto.json, .trace.json      Chrome trace events, for ui.perfetto.dev
-    each of the last two may end in .gz as well
+    .html                            a page to look at, whole in itself
+    each of the two JSON formats may end in .gz as well
 
 Sending is `tokentrace.emit.otlp_send.send(trace, OtlpTarget.from_env())`.
 """
@@ -18,6 +19,7 @@ from tokentrace.errors import UsageError
 
 if TYPE_CHECKING:
     from tokentrace.model import Trace
+    from tokentrace.report import Report
 
 #: Format by suffix; the longest that fits counts.
 SUFFIXES = {
@@ -26,30 +28,42 @@ SUFFIXES = {
     ".perfetto.json": "perfetto",
     ".trace.json": "perfetto",
     ".json": "jaeger",
+    ".html": "html",
 }
-FORMATS = ("otlp-file", "jaeger", "perfetto")
+FORMATS = ("otlp-file", "jaeger", "perfetto", "html")
+_VIEWERS = {"jaeger": "Jaeger", "perfetto": "Perfetto", "html": "a browser"}
+#: A page keeps up with this many spans; whoever writes one folds what is more.
+MOST_ON_A_PAGE = 300_000
 
-__all__ = ["FORMATS", "SUFFIXES", "format_of", "load", "save"]
+__all__ = ["FORMATS", "MOST_ON_A_PAGE", "SUFFIXES", "format_of", "load", "save"]
 
 
 def format_of(path: Path | str) -> str:
     """The format that a file name asks for. Raises UsageError, which lists the suffixes."""
-    name = Path(path).name.lower().removesuffix(".gz")
+    name = Path(path).name.lower()
+    if not name.endswith(".html.gz"):
+        name = name.removesuffix(".gz")
     for suffix in sorted(SUFFIXES, key=len, reverse=True):
         if name.endswith(suffix):
             return SUFFIXES[suffix]
     raise UsageError(
         f"{path} has no suffix that names a trace format",
-        fix="end it in .jsonl (OTLP), .jaeger.json, .perfetto.json, or one of these with .gz",
+        fix="end it in .html, in .jsonl (OTLP), .jaeger.json or .perfetto.json, or one of these three with .gz",
     )
 
 
-def save(trace: Trace, path: Path | str, format: str = "") -> None:
+def save(trace: Trace, path: Path | str, format: str = "", report: Report | None = None) -> None:
     """Write the trace in the format of the suffix, or in the one given. Raises UsageError or ExportError.
 
-    The file appears whole or not at all.
+    The file appears whole or not at all. A page shows `report`, else one made of the spans that are there.
     """
-    _writer(format or format_of(path))(trace, path)
+    chosen = format or format_of(path)
+    if chosen == "html":
+        from tokentrace.emit import html
+
+        html.write(trace, path, report)
+    else:
+        _writer(chosen)(trace, path)
 
 
 def _writer(format: str) -> Callable[[Trace, Path | str], None]:
@@ -85,6 +99,6 @@ def load(path: Path | str) -> Trace:
         if viewer == "otlp-file" or not Path(path).is_file():
             raise
         raise UsageError(
-            f"{path} was written for {viewer.title()} and does not hold the whole trace",
+            f"{path} was written for {_VIEWERS[viewer]} and does not hold the whole trace",
             fix="load the run's .jsonl file, see: tokentrace list",
         ) from error

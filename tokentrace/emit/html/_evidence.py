@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from tokentrace.analyze._passes import name_of
-
 if TYPE_CHECKING:
     from tokentrace.analyze import Analysis
     from tokentrace.model import Trace
@@ -86,6 +84,10 @@ def _told(trace: Trace, found: Analysis, row: int, words: str) -> dict[str, Any]
     where = next((x.name for x in found.passes.values() if x.view.row <= row <= max(x.view.rows, default=0)), "")
     of_pass = f" in the {where} pass" if len(found.passes) > 1 and where else ""
     return {"row": row, "label": f"{words} {shown}{of_pass}".strip()}
+
+
+def name_of(trace: Trace, row: int) -> str:
+    return trace.names[trace.name[row]]
 
 
 def _length(trace: Trace, row: int) -> int:

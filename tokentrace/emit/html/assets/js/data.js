@@ -72,6 +72,7 @@ class Trace {
     this.first = Math.min(...this.story.passes.map((one) => one.start), this.start[0] ?? 0);
     this.last = this.end.reduce((most, end) => Math.max(most, end), 0);
     this.texts = header.texts;
+    this.read = new Map();
   }
 
   nameOf(row) {
@@ -99,8 +100,8 @@ class Trace {
     const members = this.members[this.shape[row]];
     return columns.map((column) => {
       const [key, kind, offset] = column;
-      column.values ??= (kind === "number" ? signed : unsigned)(this.bytes, [offset], new Float64Array(members));
-      const value = column.values[at];
+      if (!this.read.has(column)) this.read.set(column, (kind === "number" ? signed : unsigned)(this.bytes, [offset], new Float64Array(members)));
+      const value = this.read.get(column)[at];
       return [key, kind === "number" ? value : JSON.parse(this.texts[value])];
     });
   }

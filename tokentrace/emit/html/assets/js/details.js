@@ -45,7 +45,7 @@ function times(trace, row, pass) {
   const length = trace.lengthOf(row);
   const found = [["took", pass && pass.row !== row ? `${duration(length)}, ${share(length, pass.end - pass.start)} of the request` : duration(length)]];
   const self = trace.selfTime(row);
-  if (self !== length) found.push(["of that without children", duration(self)]);
+  if (duration(self) !== duration(length)) found.push(["without children", duration(self)]);
   if (pass) found.push(["began", `${duration(trace.start[row] - pass.start)} after the request`, ], ["pass", pass.name]);
   const process = trace.header.processes[trace.process[row]];
   if (process.key) found.push(["process, thread", `${process.key}, ${trace.header.threads[trace.thread[row]] || "–"}`]);

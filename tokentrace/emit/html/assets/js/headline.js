@@ -51,15 +51,12 @@ function figures(report, main, imported) {
   const gaps = report.token_times.map((token) => token.itl_ns);
   const figure = (name, ns, title) => h("div", { title }, h("dt", {}, name), h("dd", {}, ...unit(duration(ns))));
   const known = (value) => value !== null && value !== undefined;
-  const arrivals = report.token_times.map((token) => token.arrival_ns).filter(known);
-  const streamed = arrivals.length > 1 ? arrivals[arrivals.length - 1] - arrivals[0] : null;
   return [
     imported ? null : figure("First token", report.ttft_ns, "from the request's start to the first text"),
     imported ? null : figure("Per token, median", median(gaps), "between two arrivals of text"),
     figure(imported ? "Recorded" : "Whole request", report.wall_ns),
     known(input) || known(output) ? h("div", {}, h("dt", {}, "Tokens"), h("dd", {}, `${input ?? "?"} → ${output ?? "?"}`)) : null,
-    streamed ? h("div", {}, h("dt", {}, "Speed"), h("dd", {}, ((arrivals.length - 1) / (streamed / 1e9)).toFixed(1), h("small", {}, " per second"))) : null,
-    main && known(report.coverage) ? h("div", { title: "of the time lies in spans of a layer" }, h("dt", {}, "Seen"), h("dd", {}, share(report.coverage, 1))) : null,
+    main && known(report.coverage) ? h("div", { title: "of the time lies in spans of a layer" }, h("dt", {}, "Of it in a layer"), h("dd", {}, share(report.coverage, 1))) : null,
   ];
 }
 

@@ -91,7 +91,7 @@ function row(lane, now, open, toggle, go) {
 /** As large as its share: the area tells, so the size goes with the root. */
 function dot(lane, way, now) {
   const spent = lane.ways[way].spent ?? 0;
-  const here = lane.status === "seen" && (spent > 0 || lane.ways[way].form);
+  const here = lane.status === "seen" && (spent > 0 || (lane.ways[way].form && (now.frame || spent !== 0 || hidden(lane, way, now))));
   const size = 8 + 16 * Math.sqrt(spent / Math.max(now.reference, 1));
   return h(`div.dot.${way}${here ? "" : ".off"}`, { "data-way": way, "aria-hidden": "true" }, h("i", { style: here ? { "--size": `${size.toFixed(1)}px` } : {} }));
 }
@@ -102,24 +102,31 @@ function cell(lane, way, now) {
     if (way === "up") return h("div.cell");
     return h("div.cell.quiet", { title: lane.reason }, h("p", {}, lane.status === "idle" ? `idle: ${lane.reason}` : lane.reason));
   }
+  if (!now.frame && spent === 0 && !hidden(lane, way, now)) return h("div.cell.quiet", { title: form ? `${form[0]} → ${form[1]}` : "" }, h("p", {}, "nothing was seen on this way"));
   if (now.frame && !form && !spent) return h("div.cell.quiet", {}, h("p", {}, "nothing in this step"));
   const full = form ? `${form[0]} → ${form[1]}` : "";
   return h(
     `div.cell.${way}`, {},
     form ? h("div.form.mono", { title: full }, h("code", {}, form[0]), h("span", { "aria-label": "becomes" }, "→"), h("code", {}, form[1])) : null,
-    h(
+    spent === null ? h("div.spent", {}, h("b.unknown", {}, `time not known${whyUnknown(lane, now)}`)) : h(
       "div.spent", {},
-      h("b", {}, spent === null ? "time not known" : (estimated ? "~" : "") + duration(spent)),
+      h("b", {}, (estimated ? "~" : "") + duration(spent)),
       h("div.meter", { "aria-hidden": "true" }, spent ? h("i", { style: { width: `${(100 * spent) / now.most}%` } }) : null),
-      spent === null ? h("small", {}, whyUnknown(lane, now)) : h("small", {}, share(spent, now.reference)),
+      h("small", {}, hidden(lane, way, now) ? "while a layer below was at work" : share(spent, now.reference)),
     ),
   );
 }
 
+/** It ran, but only in time that a layer nearer the chip owns. */
+function hidden(lane, way, now) {
+  const { form, spent } = lane.ways[way];
+  return spent === 0 && (now.frame ? form : lane.hidden.includes(way));
+}
+
 function whyUnknown(lane, now) {
-  if (now.frame && now.pass.folded) return "spans of this pass were folded";
-  if ([3, 4].includes(lane.layer) && ["cold", "warm"].includes(now.pass.name)) return "not probed in this pass; within layer 5";
-  return lane.own_source && lane.own_source !== "measured" ? lane.own_source : "";
+  if (now.frame && now.pass.folded) return ": spans of this pass were folded";
+  if ([3, 4].includes(lane.layer) && ["cold", "warm"].includes(now.pass.name)) return ": within layer 5, this pass did not look inside";
+  return lane.own_source && lane.own_source !== "measured" ? `: ${lane.own_source}` : "";
 }
 
 function more(lane, go) {

@@ -51,7 +51,7 @@ export function showLayers(trace) {
     "layers",
     h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Own time by layer and pass" }, h(
       "table.compare", {},
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Layer"), columns.map(({ pass }) => h("th", { scope: "col" }, h("b", {}, pass.name), pass.name === trace.story.headline && columns.length > 1 ? " speaks for the run" : "")))),
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Layer"), columns.map(({ pass }) => h("th", { scope: "col" }, h("b", {}, pass.name === "once" ? "time" : pass.name), pass.name === trace.story.headline && columns.length > 1 ? " speaks for the run" : "")))),
       h(
         "tbody", {},
         report.layers.map((row) => h("tr", { "data-layer": row.layer }, h("td", {}, h("i.key"), `${row.layer} ${row.title}`), columns.map((column) => cell(row, column)))),

@@ -155,7 +155,7 @@ export class Timeline {
       context.fillStyle = pick("line-strong");
       context.fillRect(x, RULER - 6, 1, 6);
       context.fillStyle = pick("faint");
-      if (x + 50 < this.width) context.fillText(at ? duration(at).replace(/\.?0+ /, " ") : "0", x + 4, RULER / 2 - 1);
+      if (x + 50 < this.width) context.fillText(at ? duration(at).replace(/(\.\d*?)0+ /, "$1 ").replace(". ", " ") : "0", x + 4, RULER / 2 - 1);
     }
     context.fillStyle = pick("line");
     context.fillRect(0, RULER - 1, this.width, 1);
