@@ -54,7 +54,7 @@ def written(path: Path, content: bytes | str) -> Path:
         (b"hello world", "neither JSON"),
         (b"\x1f\x8b\x08\x00 rubbish" * 9, "cannot be unpacked"),
         (b"SQLite format 3\0" + b"\0" * 4000, "sqlite"),
-        (b'{"rocprofiler-sdk-tool": [{"metadata": ', "cut rocprofv3"),
+        (b'{"rocprofiler-sdk-tool": [{"metadata": ', "too damaged"),
         (b"\xff\xfe[\x00]\x00", "neither JSON"),
     ],
 )

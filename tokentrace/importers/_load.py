@@ -281,7 +281,9 @@ def _empty(path: Path, events: Events, window: tuple[int, int] | None) -> UsageE
             fix="the window counts milliseconds from the first event",
         )
     if events.lost.events or events.lost.reasons:
-        return UsageError(f"{path.name} is too damaged: {'; '.join(events.lost.reasons)}", fix="record it again")
+        return UsageError(
+            f"{path.name} is too damaged: {'; '.join(events.lost.reasons[:2])[:200]}", fix="record it again"
+        )
     if events.total_events:
         return UsageError(
             f"{path.name} is JSON, but none of its {events.total_events:,} entries is a timed profiler event",

@@ -73,7 +73,7 @@ def _figures(
 ) -> dict[str, Any]:
     rows = joined.kernels[which]
     start, end = events.start[rows], events.end[rows]
-    devices = []
+    devices: list[dict[str, Any]] = []
     for device in columns.codes_in(events.device[rows]):
         mine = events.device[rows] == device
         busy = union_ns(start[mine], end[mine])

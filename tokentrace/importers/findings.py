@@ -85,9 +85,15 @@ def _missing(found: Analysis) -> Iterator[Finding]:
         )
     orphans = figures["orphan_kernels"]
     if orphans and orphans == figures["kernels"]:
-        yield Finding(3, "No launch was recorded, so nothing can be said about who launched the kernels.",
-                      f"{orphans:,} kernels, {len(joined.runtime):,} runtime calls",
-                      "record runtime calls too (rocprofv3 --hip-trace, nsys -t cuda)", "unknown")  # fmt: skip
+        damaged = bool(events.lost.reasons)
+        yield Finding(
+            3,
+            f"No launch {'is left in the recording' if damaged else 'was recorded'}, so nothing can be said about who "
+            "launched the kernels.",
+            f"{orphans:,} kernels, {len(joined.runtime):,} runtime calls",
+            "record again" if damaged else "record runtime calls too (rocprofv3 --hip-trace, nsys -t cuda)",
+            "unknown",
+        )
     elif orphans:
         orphan_rows = joined.kernels[joined.call_of < 0]
         owned = joined.kernels[joined.call_of >= 0]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
 
 from tokentrace.errors import UsageError
-from tokentrace.importers import _source, columns
+from tokentrace.importers import _rocprof_salvage, _source, columns
 from tokentrace.importers.columns import NONE, Array, Events, Lost, Parts
 
 KEY = b'"rocprofiler-sdk-tool"'
-_LIMIT = 4 << 30
 _HIP = ("hip_api", "hip_compiler_api", "hip_runtime_api")
 _MARKER = ("marker_api", "roctx_api")
+_Kind = TypeVar("_Kind", bound=msgspec.Struct)
 
 
 class _Handle(msgspec.Struct, gc=False):
@@ -84,10 +84,10 @@ class _Metadata(msgspec.Struct, gc=False):
 
 
 class _Tool(msgspec.Struct, gc=False):
-    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
-    agents: list[_Agent] = []
-    kernel_symbols: list[_Symbol] = []
-    strings: _Strings = msgspec.field(default_factory=_Strings)
+    metadata: msgspec.Raw = msgspec.Raw(b"{}")
+    agents: msgspec.Raw = msgspec.Raw(b"[]")
+    kernel_symbols: msgspec.Raw = msgspec.Raw(b"[]")
+    strings: msgspec.Raw = msgspec.Raw(b"{}")
     buffer_records: dict[str, msgspec.Raw] = {}
 
 
@@ -96,8 +96,30 @@ class _File(msgspec.Struct, gc=False):
 
 
 def read(path: Path, *, progress: Callable[[int], None] | None = None) -> Events:
-    """All processes of a result. Raises UsageError when it is damaged: this format has no readable part then."""
+    """All processes of a result. Of a damaged one what is readable is taken and what is lost is counted in
+    `Events.lost`. Raises UsageError when the file is larger than the memory there is: its parts need each other.
+    """
     lost = Lost()
+    text = _whole(path, lost, progress)
+    try:
+        tools = msgspec.json.decode(text, type=_File).tools
+    except (msgspec.DecodeError, RecursionError) as error:
+        lost.add(0, f"the result is damaged or cut: {columns.clean(str(error), 200)}")
+        tools = [_salvaged(found) for found in _rocprof_salvage.parts(text, lost)]
+    del text
+    parts = Parts()
+    products: list[str] = []
+    for number, tool in enumerate(tools):
+        _tool(parts, number, tool, lost)
+        agents = _list(tool.agents, _Agent, "id", "agents", lost)
+        products += [columns.clean(agent.product_name, 80) for agent in agents if agent.type == 2]
+    return parts.finish(path.name, base_ns=None, facts={"devices": products, "hip_calls_recorded": _has_calls(tools)},
+                        lost=lost)  # fmt: skip
+
+
+def _whole(path: Path, lost: Lost, progress: Callable[[int], None] | None) -> bytes:
+    import psutil
+
     pieces = []
     size = 0
     for piece in _source.chunks(path, lost):
@@ -105,54 +127,52 @@ def read(path: Path, *, progress: Callable[[int], None] | None = None) -> Events
         size += len(piece)
         if progress:
             progress(size)
-        if size > _LIMIT:
+        # The pieces, their sum and the records decoded from it are held at once.
+        if size > 1 << 26 and psutil.virtual_memory().available < 2 * size:
             raise UsageError(
-                f"{path.name} is larger than {_LIMIT >> 30} GiB, too large to be read at once",
-                fix="record fewer steps, or write the result as .pftrace or Kineto JSON",
+                f"{path.name} has more than {size >> 20:,} MiB, too many for this machine's memory",
+                fix="record fewer steps; a rocprofv3 result can only be read as a whole",
             )
-    text = b"".join(pieces)
-    pieces.clear()
-    try:
-        tools = msgspec.json.decode(text, type=_File).tools
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise UsageError(
-            f"{path.name} is a damaged or cut rocprofv3 result: {columns.clean(str(error), 200)}",
-            fix="record again and let rocprofv3 finish",
-        ) from error
-    parts = Parts()
-    products: list[str] = []
-    for number, tool in enumerate(tools):
-        _tool(parts, number, tool, lost)
-        products += [columns.clean(agent.product_name, 80) for agent in tool.agents if agent.type == 2]
-    return parts.finish(path.name, base_ns=None, facts={"devices": products, "hip_calls_recorded": _has_calls(tools)},
-                        lost=lost)  # fmt: skip
+    return b"".join(pieces)
+
+
+def _salvaged(found: dict[str, msgspec.Raw]) -> _Tool:
+    own = {key: found.pop(key) for key in ("metadata", "agents", "kernel_symbols", "strings") if key in found}
+    return _Tool(**own, buffer_records=found)
 
 
 def _has_calls(tools: list[_Tool]) -> bool:
     return any(len(bytes(tool.buffer_records.get(key, b""))) > 8 for tool in tools for key in _HIP)
 
 
+def _list(raw: msgspec.Raw, kind: type[_Kind], mark: str, name: str, lost: Lost) -> list[_Kind]:
+    return cast("list[_Kind]", _rocprof_salvage.decoded(raw, kind, mark, name, lost))
+
+
+def _one(raw: msgspec.Raw, kind: type[_Kind], name: str, lost: Lost) -> _Kind:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, RecursionError):
+        lost.add(1, f"'{name}' of the result could not be read")
+        return kind()
+
+
 def _records(tool: _Tool, key: str, lost: Lost) -> list[_Record]:
     raw = tool.buffer_records.get(key)
-    if raw is None:
-        return []
-    try:
-        return msgspec.json.decode(raw, type=list[_Record])
-    except (msgspec.DecodeError, RecursionError) as error:
-        lost.add(0, f"the records of {key} could not be read: {columns.clean(str(error), 120)}")
-        return []
+    return [] if raw is None else _list(raw, _Record, _rocprof_salvage.RECORD_MARK, key, lost)
 
 
 def _tool(parts: Parts, number: int, tool: _Tool, lost: Lost) -> None:
-    symbols = {s.kernel_id: s.formatted_kernel_name or s.kernel_name for s in tool.kernel_symbols}
-    process = tool.metadata.pid
-    operations = tool.strings.buffer_records
+    known = _list(tool.kernel_symbols, _Symbol, "kernel_id", "kernel_symbols", lost)
+    symbols = {symbol.kernel_id: symbol.formatted_kernel_name or symbol.kernel_name for symbol in known}
+    process = _one(tool.metadata, _Metadata, "metadata", lost).pid
+    operations = _one(tool.strings, _Strings, "strings", lost).buffer_records
 
     def operation(record: _Record) -> str:
         if record.name:
             return record.name
-        known = operations[record.kind].operations if 0 <= record.kind < len(operations) else []
-        return known[record.operation] if 0 <= record.operation < len(known) else f"operation {record.operation}"
+        names = operations[record.kind].operations if 0 <= record.kind < len(operations) else []
+        return names[record.operation] if 0 <= record.operation < len(names) else f"operation {record.operation}"
 
     def keys(records: list[_Record]) -> Array:
         # Zero stands for "none"; ids count per process.

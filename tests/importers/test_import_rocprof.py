@@ -1,0 +1,132 @@
+"""rocprofv3 results: what is joined, and what is left of a damaged one."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import recordings
+
+from tokentrace.errors import UsageError
+from tokentrace.importers import Imported, load
+
+
+def result(kernels: int = 40, pid: int = 7) -> dict[str, Any]:
+    """A result as rocprofv3 writes it: one GPU, a HIP call for each dispatch, calls named by number."""
+    calls, dispatches = [], []
+    for n in range(kernels):
+        shared = {"size": 80, "thread_id": pid, "correlation_id": {"internal": n + 1, "external": 0}}
+        calls.append({**shared, "kind": 1, "operation": 1, "start_timestamp": 1000 * n, "end_timestamp": 1000 * n + 90})
+        dispatches.append(
+            {
+                **shared, "kind": 2, "operation": 0, "start_timestamp": 1000 * n + 200, "end_timestamp": 1000 * n + 700,
+                "dispatch_info": {
+                    "agent_id": {"handle": 5}, "queue_id": {"handle": 1}, "kernel_id": 1 + n % 2,
+                    "workgroup_size": {"x": 64, "y": 1, "z": 1}, "grid_size": {"x": 128, "y": 1, "z": 1},
+                },
+            }
+        )  # fmt: skip
+    return {
+        "metadata": {"node": {"hostname": "h"}, "pid": pid},
+        "agents": [{"id": {"handle": 5}, "type": 2, "product_name": "AMD Instinct MI300X", "logical_node_type_id": 0}],
+        "counters": [],
+        "strings": {"buffer_records": [{"kind": "NONE", "operations": []},
+                                       {"kind": "HIP_RUNTIME_API", "operations": ["none", "hipLaunchKernel"]}]},
+        "code_objects": [],
+        "kernel_symbols": [{"kernel_id": 1, "formatted_kernel_name": "gemm"},
+                           {"kernel_id": 2, "formatted_kernel_name": "softmax"}],
+        "buffer_records": {"kernel_dispatch": dispatches, "hip_api": calls, "memory_copy": []},
+    }  # fmt: skip
+
+
+def imported(path: Path, *tools: dict[str, Any], edit: Any = lambda text: text) -> Imported:
+    path.write_bytes(edit(json.dumps({"rocprofiler-sdk-tool": list(tools)}).encode()))
+    return load(path)
+
+
+def test_a_whole_result_is_joined_by_process(tmp_path: Path) -> None:
+    found = imported(tmp_path / "r.json", result(40, 7), result(10, 8))
+    counts = {key: found.figures[key] for key in ("kernels", "launches", "matched", "orphan_kernels")}
+    assert counts == {"kernels": 50, "launches": 50, "matched": 50, "orphan_kernels": 0}
+    assert found.lost == {"events": 0, "reason": ""} and found.source["devices"] == ["AMD Instinct MI300X"] * 2
+    recordings.check_tree(found.trace)
+
+
+def test_a_cut_result_gives_what_came_before_the_cut(tmp_path: Path) -> None:
+    whole = json.dumps({"rocprofiler-sdk-tool": [result()]}).encode()
+    records = whole.index(b'"kernel_dispatch"')
+    for part in (0.2, 0.5, 0.9):
+        end = records + int((len(whole) - records) * part)
+        found = imported(tmp_path / "r.json", result(), edit=lambda text, end=end: text[:end])
+        complete = whole[records:end].count(b'"grid_size": {"x": 128, "y": 1, "z": 1}}}')
+        assert found.figures["kernels"] == complete
+        assert found.lost["events"] == 1 and "cut" in found.lost["reason"]
+        assert {kernel["name"] for kernel in found.figures["top_kernels"]} <= {"gemm", "softmax"}
+        assert any(finding.status == "warn" and "damaged" in finding.sentence for finding in found.findings)
+        recordings.check_tree(found.trace)
+
+
+def test_a_damaged_entry_is_skipped_and_counted(tmp_path: Path) -> None:
+    def tear(text: bytes) -> bytes:
+        at = text.index(b'"start_timestamp"', text.index(b'"kernel_dispatch"'))
+        return text[: at + 3] + b"\x00{" + text[at + 5 :]
+
+    found = imported(tmp_path / "r.json", result(), edit=tear)
+    assert (found.figures["kernels"], found.figures["matched"], found.lost["events"]) == (39, 39, 1)
+
+
+def test_an_entry_with_a_strange_value_is_skipped_and_counted(tmp_path: Path) -> None:
+    odd = result()
+    odd["buffer_records"]["kernel_dispatch"][3]["start_timestamp"] = "soon"
+    odd["buffer_records"]["hip_api"][4] = 12
+    found = imported(tmp_path / "r.json", odd)
+    assert (found.figures["kernels"], found.figures["launches"], found.lost["events"]) == (39, 39, 2)
+
+
+def test_a_kernel_whose_name_was_lost_is_told_by_its_number(tmp_path: Path) -> None:
+    found = imported(
+        tmp_path / "r.json", result(), edit=lambda text: text.replace(b'"kernel_id": 2, "form', b'"ke"form')
+    )
+    assert [kernel["name"] for kernel in found.figures["top_kernels"]] == ["gemm", "kernel 2"]
+    assert found.lost["events"] == 1 and "kernel_symbols" in found.lost["reason"]
+
+
+def test_flipped_bytes_never_break_it(tmp_path: Path) -> None:
+    whole = json.dumps({"rocprofiler-sdk-tool": [result(12)]}).encode()
+    draw = random.Random(5)
+    for _ in range(150):
+        text = bytearray(whole)
+        for _ in range(draw.choice((1, 1, 3, 20))):
+            text[draw.randrange(len(text))] = draw.randrange(256)
+        (tmp_path / "r.json").write_bytes(text)
+        try:
+            found = load(tmp_path / "r.json")
+        except UsageError as error:
+            assert "\n" not in str(error) and error.fix and len(str(error)) < 300
+        else:
+            assert found.figures["kernels"] <= 12
+            recordings.check_tree(found.trace)
+
+
+def test_the_published_result_when_cut() -> None:
+    path = recordings.large("tracelens/mi350x_rocprofv3_908_results.json.gz")
+    import gzip
+    import tempfile
+
+    text = gzip.decompress(path.read_bytes())
+    with tempfile.TemporaryDirectory() as folder:
+        cut = Path(folder) / "r_results.json"
+        cut.write_bytes(text[: int(len(text) * 0.9)])
+        found = load(cut)
+    assert 0 < found.figures["kernels"] < 43_915 and found.lost["events"] == 1
+    assert any("No launch is left in the recording" in finding.sentence for finding in found.findings)
+
+
+@pytest.mark.parametrize("content", [b'{"rocprofiler-sdk-tool": 3}', b'{"rocprofiler-sdk-tool": [{"metadata": 1}]}'])
+def test_a_result_without_a_record_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "r.json").write_bytes(content)
+    with pytest.raises(UsageError):
+        load(tmp_path / "r.json")
