@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tokentrace.errors import TokentraceError
 from tokentrace.version import __version__
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from tokentrace.tracing.block import Block
     from tokentrace.tracing.result import Trace
 
-__all__ = ["__version__", "load", "run", "trace"]
+__all__ = ["TokentraceError", "__version__", "load", "run", "trace"]
 
 
 def run(prompt: str, *, url: str | None = None, save: bool = False, once: bool = False, **settings: Any) -> Trace:
