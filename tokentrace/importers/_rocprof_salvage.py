@@ -15,9 +15,10 @@ import msgspec
 from tokentrace.importers import columns
 from tokentrace.importers.columns import Lost
 
-#: A list -> a key that each of its objects has.
-_MARKS = {"agents": "id", "kernel_symbols": "kernel_id"}
-RECORD_MARK = "start_timestamp"
+#: A list -> a key that each of its objects has, and those of the other lists have not.
+_MARKS = {"agents": "id", "kernel_symbols": "kernel_id", "kernel_dispatch": "dispatch_info",
+          "memory_copy": "dst_agent_id"}  # fmt: skip
+_RECORD = "start_timestamp"
 _RECORDS = (
     "kernel_dispatch",
     "memory_copy",
@@ -32,7 +33,7 @@ _OTHERS = ("counters", "code_objects", "host_functions", "summary", "callback_re
            "hsa_api", "rccl_api", "memory_allocation", "scratch_memory", "rocdecode_api", "rocjpeg_api",
            "pc_sample_host_trap", "pc_sample_stochastic", "ompt", "kfd_events")  # fmt: skip
 _SECTION = re.compile(
-    rb'"(metadata|strings|' + "|".join((*_MARKS, *_RECORDS, *_OTHERS)).encode() + rb')"\s*:\s*(?=[\[{])'
+    rb'"(metadata|strings|' + "|".join(dict.fromkeys((*_MARKS, *_RECORDS, *_OTHERS))).encode() + rb')"\s*:\s*(?=[\[{])'
 )
 _NEXT = re.compile(r",\s*(?=\{)")
 _TOLERANT = JSONDecoder(strict=False)
@@ -58,7 +59,7 @@ def parts(text: bytes, lost: Lost) -> list[dict[str, msgspec.Raw]]:
             continue
         if not found:
             found.append({})
-        kept, skipped = readable(text[match.end() : end], _MARKS.get(key, RECORD_MARK))
+        kept, skipped = readable(text[match.end() : end], mark_of(key))
         found[-1].setdefault(key, msgspec.Raw(b"[" + b",".join(kept) + b"]"))
         if skipped:
             lost.add(skipped, f"{_entries(skipped)} of {key}, damaged or cut")
@@ -102,7 +103,11 @@ def readable(text: bytes, mark: str) -> tuple[list[bytes], int]:
         at = following.end()
 
 
-def decoded(raw: msgspec.Raw, kind: type, mark: str, name: str, lost: Lost) -> list[object]:
+def mark_of(name: str) -> str:
+    return _MARKS.get(name, _RECORD)
+
+
+def decoded(raw: msgspec.Raw, kind: type, name: str, lost: Lost) -> list[object]:
     """A list of one kind of object, as much of it as can be read; the rest is counted in `lost`."""
     try:
         whole: list[object] = msgspec.json.decode(raw, type=list[kind])  # type: ignore[valid-type]
@@ -112,7 +117,7 @@ def decoded(raw: msgspec.Raw, kind: type, mark: str, name: str, lost: Lost) -> l
         return whole
     one: msgspec.json.Decoder[object] = msgspec.json.Decoder(kind)
     found: list[object] = []
-    kept, skipped = readable(bytes(raw).lstrip(), mark) if bytes(raw).lstrip()[:1] == b"[" else ([], 1)
+    kept, skipped = readable(bytes(raw).lstrip(), mark_of(name)) if bytes(raw).lstrip()[:1] == b"[" else ([], 1)
     for text in kept:
         try:
             found.append(one.decode(text))

@@ -111,7 +111,7 @@ def read(path: Path, *, progress: Callable[[int], None] | None = None) -> Events
     products: list[str] = []
     for number, tool in enumerate(tools):
         _tool(parts, number, tool, lost)
-        agents = _list(tool.agents, _Agent, "id", "agents", lost)
+        agents = _list(tool.agents, _Agent, "agents", lost)
         products += [columns.clean(agent.product_name, 80) for agent in agents if agent.type == 2]
     return parts.finish(path.name, base_ns=None, facts={"devices": products, "hip_calls_recorded": _has_calls(tools)},
                         lost=lost)  # fmt: skip
@@ -145,8 +145,8 @@ def _has_calls(tools: list[_Tool]) -> bool:
     return any(len(bytes(tool.buffer_records.get(key, b""))) > 8 for tool in tools for key in _HIP)
 
 
-def _list(raw: msgspec.Raw, kind: type[_Kind], mark: str, name: str, lost: Lost) -> list[_Kind]:
-    return cast("list[_Kind]", _rocprof_salvage.decoded(raw, kind, mark, name, lost))
+def _list(raw: msgspec.Raw, kind: type[_Kind], name: str, lost: Lost) -> list[_Kind]:
+    return cast("list[_Kind]", _rocprof_salvage.decoded(raw, kind, name, lost))
 
 
 def _one(raw: msgspec.Raw, kind: type[_Kind], name: str, lost: Lost) -> _Kind:
@@ -159,11 +159,11 @@ def _one(raw: msgspec.Raw, kind: type[_Kind], name: str, lost: Lost) -> _Kind:
 
 def _records(tool: _Tool, key: str, lost: Lost) -> list[_Record]:
     raw = tool.buffer_records.get(key)
-    return [] if raw is None else _list(raw, _Record, _rocprof_salvage.RECORD_MARK, key, lost)
+    return [] if raw is None else _list(raw, _Record, key, lost)
 
 
 def _tool(parts: Parts, number: int, tool: _Tool, lost: Lost) -> None:
-    known = _list(tool.kernel_symbols, _Symbol, "kernel_id", "kernel_symbols", lost)
+    known = _list(tool.kernel_symbols, _Symbol, "kernel_symbols", lost)
     symbols = {symbol.kernel_id: symbol.formatted_kernel_name or symbol.kernel_name for symbol in known}
     process = _one(tool.metadata, _Metadata, "metadata", lost).pid
     operations = _one(tool.strings, _Strings, "strings", lost).buffer_records
