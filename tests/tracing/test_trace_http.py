@@ -254,3 +254,14 @@ def test_a_saved_trace_is_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ((name, report),) = runs.entries()
     assert t.folder is not None and t.folder.name == name
     assert report.trace_id == t.trace_id
+
+
+def test_run_gives_the_same_kind_of_trace_and_raises_what_failed() -> None:
+    with server_with(sse(chunk("He"), chunk("llo", finish="stop"), DONE)) as server:
+        t = tokentrace.run("Hi", url=f"{server.url}/v1", model="alpha", max_tokens=3)
+        assert (t.reply, len(t.layers), t.report.headline_pass) == ("Hello", 8, "once")
+        (asked,) = [request.json for request in server.requests if request.path == "/v1/chat/completions"]
+        assert (asked["max_tokens"], asked["messages"]) == (3, [{"role": "user", "content": "Hi"}])
+    with pytest.raises(tokentrace.TokentraceError) as failed:
+        tokentrace.run("Hi", url="http://127.0.0.1:1/v1", model="alpha")
+    assert "nothing listens" in str(failed.value) and failed.value.fix
