@@ -212,13 +212,14 @@ class _Encoder:
         """trace_id, span_id, parent_span_id (fields 1, 2, 4)."""
         trace = self.trace
         ids = np.array(trace.span_id[rows.start : rows.stop], dtype=np.uint64)
-        parents = [trace.span_id[p] if p >= 0 else 0 for p in trace.parent[rows.start : rows.stop]]
+        above = int(trace.meta.get("parent_span_id") or 0)  # of another program, whose trace this continues
+        parents = [trace.span_id[p] if p >= 0 else above for p in trace.parent[rows.start : rows.stop]]
         template = b"\x0a\x10" + self.trace_id + b"\x12\x08" + bytes(8) + b"\x22\x08" + bytes(8)
         table = filled(template, len(rows))
         table[:, 20:28] = bytes_of(ids.astype(">u8"))
         table[:, 30:38] = bytes_of(np.array(parents, dtype=np.uint64).astype(">u8"))
         heads = as_list(table)
-        if rows.start == 0 and heads:
+        if rows.start == 0 and heads and not above:
             heads[0] = heads[0][:28]  # the root has no parent
         return heads
 
