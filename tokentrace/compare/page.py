@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokentrace.compare.diff import Diff
 from tokentrace.compare.rows import Row
-from tokentrace.compare.terminal import TITLES, _noise, _pass, _sample, _time
+from tokentrace.compare.terminal import TITLES, _noise, _pass, _sample, _time, short_label
 from tokentrace.emit._atomic import atomic
 from tokentrace.emit._signs import clean
 from tokentrace.wording import duration
@@ -84,7 +84,7 @@ def _rows(title: str, rows: Sequence[Row]) -> str:
         bar = f'<span class="bar" style="width:{5 * abs(row.difference_ns) / longest:.2f}rem"></span>'
         cells.append(
             [
-                text(row.label),
+                text(short_label(row)),
                 text(_time(row.base_ns)),
                 text(_time(row.new_ns)),
                 f'<span class="{style}">{text(plus + duration(row.difference_ns))}</span>',

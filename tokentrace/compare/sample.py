@@ -53,6 +53,7 @@ class Step:
     index: int | None
     wall_ns: int
     tokens: int | None = None
+    name: str = ""
 
 
 @dataclass(slots=True)
@@ -88,7 +89,7 @@ class Sample:
     @property
     def relative(self) -> float | None:
         """How much its steps scatter, as a share of their mean."""
-        return scatter(self.wall)[1]
+        return scatter({step.slot: step.wall_ns for step in self.steps})[1]
 
 
 def of_pass(trace: Trace, found: Analysis, name: str, label: str, whole: bool = True) -> Sample:
@@ -236,7 +237,7 @@ def step_amounts(steps: Sequence[Step]) -> Amounts:
     found: Amounts = {}
     for step in steps:
         phase, number = step.slot
-        label = f"{phase} step {number}".strip()
+        label = step.name or f"{phase} step {number}".strip()
         found[step.slot] = Amount(label, 6, {step.slot: step.wall_ns})
     return found
 
@@ -320,8 +321,9 @@ def of_import(found: Imported, label: str) -> Sample:
     """A recording: when kernels ran, and every kernel by name. Operators are the largest ones, by own host time."""
     figures = found.figures
     steps = [
-        Step(("step", number), row.get("index"), int(row["span_ns"])) for number, row in enumerate(found.steps)
-    ]  # fmt: skip
+        Step(("step", number), row.get("index"), int(row["span_ns"]), name=str(row.get("name") or f"step {number}"))
+        for number, row in enumerate(found.steps)
+    ]
     kernels: Amounts = {}
     for name, _, spent in found.kernels:
         amount = kernels.setdefault(name, Amount(name, 3, {_ONCE: 0}))

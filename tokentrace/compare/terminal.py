@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from tokentrace.compare.diff import Diff
@@ -24,6 +25,8 @@ TITLES = {
 }
 #: Rows shown of each level unless all are wanted.
 _SHOWN = {"layers": 9, "spans": 5, "steps": 5, "modules": 5, "operators": 5, "kernels": 5}
+#: Base, new, change twice, noise.
+_COLUMNS = (8, 8, 9, 9, 20)
 _STYLE = {"slower": "bold red", "faster": "bold green", "shifted": "yellow", "same": "bold", "unknown": "magenta"}
 
 
@@ -54,29 +57,28 @@ class _Printer:
 
     def _table(self, title: str, rows: list[Row], most: int) -> None:
         shown = rows if self.every else rows[:most]
-        numbers = 9
-        name = max(14, self.width - 4 * (numbers + 2) - 16)
+        name = max(14, self.width - sum(_COLUMNS) - len(_COLUMNS) - 2)
         self._line()
-        self._cells((title, "base", "new", "change", "", "noise"), name, numbers, "bold")
+        self._cells((title, "base", "new", "change", "", "noise"), name, "bold")
         for row in shown:
             style = "" if row.beyond_noise is None else "dim" if not row.beyond_noise else _sign(row)
             change = "" if row.change is None else f"{row.change:+.1%}".replace("%", " %")
             cells = (
-                row.label, _time(row.base_ns), _time(row.new_ns), ("+" if row.difference_ns > 0 else "")
+                short_label(row), _time(row.base_ns), _time(row.new_ns), ("+" if row.difference_ns > 0 else "")
                 + duration(row.difference_ns), change, _noise(row),
             )  # fmt: skip
-            self._cells(cells, name, numbers, style)
+            self._cells(cells, name, style)
         if len(rows) > len(shown):
             self._line(f"  {len(rows) - len(shown)} more that differ less: --all", "dim")
 
-    def _cells(self, cells: tuple[str, ...], name: int, numbers: int, style: str) -> None:
+    def _cells(self, cells: tuple[str, ...], name: int, style: str) -> None:
         from rich.cells import cell_len
 
         first = cut(self._ours(clean(cells[0])), name, "…" if self.unicode else "...")
         text = first + " " * (name - cell_len(first))
-        for cell in cells[1:5]:
-            text += f"  {self._ours(cell):>{numbers}}"
-        self._print(f"{text}  {self._ours(cells[5])}".rstrip(), style)
+        for cell, width in zip(cells[1:5], _COLUMNS, strict=False):
+            text += f" {self._ours(cell):>{width}}"
+        self._print(cut(f"{text}  {self._ours(cells[5])}".rstrip(), self.width, "…" if self.unicode else "..."), style)
 
     def _ours(self, text: str) -> str:
         return text if self.unicode else text.translate(ASCII)
@@ -103,6 +105,14 @@ def _pass(found: Diff, level: str) -> str:
     return f", {' and '.join(sorted(passes))} pass" if level in ("modules", "operators", "kernels") and passes else ""
 
 
+def short_label(row: Row) -> str:
+    """For a table: 7 tokenizer, 5-3 the model."""
+    match = re.fullmatch(r"the (.*) \(layers? (\d)(?: to (\d))?\)", row.label)
+    if match is None:
+        return row.label
+    return f"{match[2]}{'-' + match[3] if match[3] else ''} {match[1]}"
+
+
 def _time(ns: float | None) -> str:
     return "–" if ns is None else duration(ns)
 
@@ -114,9 +124,8 @@ def _noise(row: Row) -> str:
         return "unknown"
     if row.low_ns is not None and row.high_ns is not None:
         inside = f"{duration(row.low_ns)} to {duration(row.high_ns)}"
-        return f"beyond: {inside}" if row.beyond_noise else f"within: {inside}"
-    within = f"±{duration(row.floor_ns or 0)} seen"
-    return f"beyond: {within}" if row.beyond_noise else f"within: {within}"
+        return f"beyond {inside}" if row.beyond_noise else f"within {inside}"
+    return f"{'beyond' if row.beyond_noise else 'within'} ±{duration(row.floor_ns or 0)}"
 
 
 def _sign(row: Row) -> str:

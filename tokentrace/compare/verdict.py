@@ -47,6 +47,8 @@ def judge(wall: Row, levels: dict[str, list[Row]], base: Sequence[Sample], new: 
         sign = 1 if layers[0].difference_ns > 0 else -1
         status, mine = "shifted", layers[:1]
         text = f"As a whole there is no difference beyond noise ({signed(wall)})"
+    elif wall.difference_ns == 0:
+        return Verdict("same", "No difference at all: both sides took the same time.")
     elif wall.beyond_noise is None:
         return Verdict("unknown", f"The new side differs by {signed(wall)}; nothing shows how much of that is noise.")
     else:
@@ -91,7 +93,7 @@ def _noise(row: Row) -> str:
     if row.low_ns is not None and row.high_ns is not None and row.confidence is not None:
         return f"{row.confidence:.0%} interval {duration(row.low_ns)} to {duration(row.high_ns)}".replace("%", " %")
     if row.floor_ns is not None:
-        return f"and noise inside the two runs alone comes to {duration(row.floor_ns)}"
+        return f"while noise inside the two runs alone comes to ±{duration(row.floor_ns)}"
     return "noise unknown"
 
 
