@@ -25,6 +25,9 @@ def test_defaults_follow_home_and_xdg() -> None:
         "MIOpen": "/home/a/.cache/miopen",
         "MIOpen db": "/home/a/.config/miopen",
         "FlashInfer": "/home/a/.cache/flashinfer",
+        "DeepGEMM": "/home/a/.deep_gemm",
+        "torch extensions": "/home/a/.cache/torch_extensions",
+        "Torch-TensorRT": "/tmp/torch_tensorrt_engine_cache",
     }
     assert {f.source for f in plain.values()} == {"default"}
     moved = folders(
