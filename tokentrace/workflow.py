@@ -28,6 +28,7 @@ class Settings:
     once: bool = False
     detail: bool = False
     compile: bool = False
+    cold_caches: Path | None = None  # the local engine's compile caches, in a folder that is new or empty
     timeout_s: float | None = None  # of the local engine; an endpoint has its own
     save: bool = True
     out: Path | None = None
@@ -53,6 +54,11 @@ def run(ask: session.Ask, settings: Settings, ui: session.Ui) -> Run:
     """Trace one prompt. Raises UsageError for a prompt that cannot be sent, EngineError without an engine."""
     check_prompt(ask)
     if settings.endpoint is not None:
+        if settings.cold_caches is not None:
+            raise UsageError(
+                "--cold-caches is for the local engine: the caches of a server that runs cannot be changed",
+                fix="start that server with TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR in new folders",
+            )
         # One request only: whoever pays for it asked for one.
         outcome = session.run_passes(ask, settings.endpoint, mode="url", passes=session.ONE_PASS, ui=ui)
     else:
@@ -83,11 +89,13 @@ def conclude(outcome: session.Outcome, settings: Settings) -> Run:
 def _local(ask: session.Ask, settings: Settings, ui: session.Ui) -> session.Outcome:
     from tokentrace.agent_client import AgentClient
     from tokentrace.client.settings import Endpoint
+    from tokentrace.engines.local.cold import fresh_caches
     from tokentrace.engines.local.process import LocalEngine
 
+    env = fresh_caches(settings.cold_caches) if settings.cold_caches is not None else None
     passes = session.ONE_PASS if settings.once else session.THREE_PASSES
     progress: Callable[[str, float | None], None] = ui.progress
-    with LocalEngine.start(settings.model, compile=settings.compile, progress=progress) as engine:
+    with LocalEngine.start(settings.model, compile=settings.compile, progress=progress, env=env) as engine:
         endpoint = Endpoint(engine.base_url, model=engine.model_name)
         if settings.timeout_s is not None:
             endpoint = replace(endpoint, timeout_s=settings.timeout_s)

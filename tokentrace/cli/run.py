@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 @click.option("--timeout", type=click.FloatRange(min=0.1), help="Seconds to wait for the server.")
 @click.option("--once", is_flag=True, help="One request with every probe instead of cold, warm and deep.")
 @click.option("--compile", "compiled", is_flag=True, help="Compile the MLPs (local engine; needs a C++ compiler).")
+@click.option("--cold-caches", metavar="DIR", help="Compile into new caches below DIR (local engine).")
 @click.option("--detail", is_flag=True, help="Show steps, and keep every span in the trace.")
 @click.option("--layers", help="Only these layers, such as 8-6,3 or client,jit.")
 @click.option("--otlp", is_flag=False, flag_value="", metavar="[ENDPOINT]", help="Send the trace to an OTLP receiver.")
@@ -49,6 +50,7 @@ def command(
     timeout: float | None,
     once: bool,
     compiled: bool,
+    cold_caches: str | None,
     detail: bool,
     layers: str | None,
     otlp: str | None,
@@ -94,6 +96,7 @@ def command(
             once=once,
             detail=detail,
             compile=compiled,
+            cold_caches=Path(cold_caches) if cold_caches else None,
             timeout_s=timeout,
             out=Path(out) if out else None,
             output=Path(output) if output else None,
