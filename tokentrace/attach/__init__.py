@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tokentrace.attach.attached import Attached, open
-    from tokentrace.attach.find import find
+    from tokentrace.attach.finding import find
     from tokentrace.attach.found import Found, ServerProcess
 
 __all__ = ["Attached", "Found", "ServerProcess", "find", "open"]
 
 #: Imported when used: the small process that injects imports this package too, and shall have nothing to wait for.
-_WHERE = {"Attached": "attached", "open": "attached", "find": "find", "Found": "found", "ServerProcess": "found"}
+_WHERE = {"Attached": "attached", "open": "attached", "find": "finding", "Found": "found", "ServerProcess": "found"}
 
 
 def __getattr__(name: str) -> Any:

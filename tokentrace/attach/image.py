@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tokentrace.attach import proc
@@ -47,25 +48,32 @@ class _Symbol:
 def find_image(pid: int) -> Image:
     """Raises ImageError (not CPython, stripped of its symbols, replaced on disk) and OSError (gone, no right)."""
     mapped = proc.maps(pid)
-    program = proc.executable(pid)
+    path, found = locate(pid, interpreter_files(mapped, proc.executable(pid)), _WANTED)
+    return Image(path, Functions(*(found[name] for name in _WANTED)), _ranges(mapped, path))
+
+
+def locate(pid: int, paths: Sequence[str], wanted: Sequence[str]) -> tuple[str, dict[str, int]]:
+    """The first of the mapped files that has all the wanted functions, and their addresses in the process.
+
+    Raises ImageError and OSError as `find_image`.
+    """
+    mapped, program = proc.maps(pid), proc.executable(pid)
     why = "no interpreter with its C functions was found in the process"
     memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
     try:
-        for path in interpreter_files(mapped, program):
+        for path in paths:
             file = f"/proc/{pid}/exe" if path == program else str(proc.inside(pid, path))
             try:
-                lowest, symbols = _symbols(file)
+                lowest, symbols = _symbols(file, wanted)
             except (OSError, struct.error):
                 continue
-            if not set(symbols) >= set(_WANTED):
+            if not set(symbols) >= set(wanted):
                 continue
             base = min(one.start - one.offset for one in mapped if one.path == path)
             moved = base - lowest if lowest >= 0 else 0
-            if any(os.pread(memory, _COMPARED, one.address + moved) != one.start for one in symbols.values()):
-                why = f"{path} on disk is not the file that the process runs: it was replaced since"
-                continue
-            functions = Functions(*(symbols[name].address + moved for name in _WANTED))
-            return Image(path, functions, _ranges(mapped, path))
+            if all(os.pread(memory, _COMPARED, one.address + moved) == one.start for one in symbols.values()):
+                return path, {name: one.address + moved for name, one in symbols.items()}
+            why = f"{path} on disk is not the file that the process runs: it was replaced since"
     finally:
         os.close(memory)
     raise ImageError(why)
@@ -88,7 +96,7 @@ def _ranges(mapped: list[Mapped], path: str) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def _symbols(file: str) -> tuple[int, dict[str, _Symbol]]:
+def _symbols(file: str, wanted: Sequence[str]) -> tuple[int, dict[str, _Symbol]]:
     """(lowest address the file asks for, or -1 when it lies where it asks; the wanted functions that it has)."""
     with open(file, "rb") as opened:
         data = opened.read()
@@ -108,9 +116,10 @@ def _symbols(file: str) -> tuple[int, dict[str, _Symbol]]:
     addresses: dict[str, int] = {}
     for wanted_kind in (_DYNSYM, _SYMTAB):
         for header in headers:
-            if header[1] == wanted_kind and not set(addresses) >= set(_WANTED):
+            if header[1] == wanted_kind and not set(addresses) >= set(wanted):
                 names = headers[header[6]]
-                addresses.update(_table(data, header[4], header[5], data[names[4] : names[4] + names[5]]))
+                strings = data[names[4] : names[4] + names[5]]
+                addresses.update(_table(data[header[4] : header[4] + header[5]], strings, wanted))
     found = {}
     for name, address in addresses.items():
         for offset, start, size in loads:
@@ -121,14 +130,14 @@ def _symbols(file: str) -> tuple[int, dict[str, _Symbol]]:
     return lowest, found
 
 
-def _table(data: bytes, at: int, size: int, names: bytes) -> dict[str, int]:
-    wanted = {}
-    for name in _WANTED:
-        place = names.find(b"\0" + name.encode() + b"\0")
+def _table(table: bytes, strings: bytes, wanted: Sequence[str]) -> dict[str, int]:
+    places = {}
+    for name in wanted:
+        place = strings.find(b"\0" + name.encode() + b"\0")
         if place >= 0:
-            wanted[place + 1] = name
+            places[place + 1] = name
     found = {}
-    for name_at, _, _, section, value, _ in struct.iter_unpack("<IBBHQQ", data[at : at + size // 24 * 24]):
-        if name_at in wanted and value and section:
-            found[wanted[name_at]] = value
+    for name_at, _, _, section, value, _ in struct.iter_unpack("<IBBHQQ", table[: len(table) // 24 * 24]):
+        if name_at in places and value and section:
+            found[places[name_at]] = value
     return found

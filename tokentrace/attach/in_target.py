@@ -7,6 +7,7 @@ handed. Standard library only, any Python from 3.10. It prints nothing and raise
 from __future__ import annotations
 
 import binascii
+import contextlib
 import importlib
 import importlib.util
 import marshal
@@ -61,7 +62,5 @@ def arrive(package: str, socket_path: str, permit: str, deadline: float, magic: 
             raise
     except BaseException as error:  # noqa: BLE001 - nothing of ours may reach the host
         told = f"{error}" if isinstance(error, RuntimeError) else f"{type(error).__name__}: {error}"
-        try:
+        with contextlib.suppress(OSError):
             Path(permit).write_text(told, encoding="utf-8")
-        except OSError:
-            pass

@@ -194,7 +194,7 @@ def _gdb(process: ServerProcess, string: str, permit: Path, limit_s: float) -> d
     from tokentrace.attach.debugger import DebuggerError, run_string
 
     try:
-        return {"held_ns": run_string(process.pid, string, permit, limit_s)}
+        return {"held_ns": run_string(process.pid, string)}
     except DebuggerError as error:
         raise _Failed(str(error), error.fix, again=False) from error
 

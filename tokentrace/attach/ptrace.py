@@ -13,7 +13,10 @@ _WALL = 0x40000000
 #: linux/errno.h: make the call again, unless a signal handler ran.
 _ERESTARTNOHAND = -514
 _MASK = (1 << 64) - 1
-_NAMES = "r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags rsp ss fs_base gs_base ds es fs gs"
+_NAMES = (
+    *("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi"),
+    *("orig_rax", "rip", "cs", "eflags", "rsp", "ss", "fs_base", "gs_base", "ds", "es", "fs", "gs"),
+)
 
 
 class PtraceError(Exception):
@@ -27,7 +30,7 @@ class PtraceError(Exception):
 class Registers(ctypes.Structure):
     """struct user_regs_struct."""
 
-    _fields_ = [(name, ctypes.c_uint64) for name in _NAMES.split()]
+    _fields_ = [(name, ctypes.c_uint64) for name in _NAMES]
 
     def get(self, name: str) -> int:
         return int(getattr(self, name))

@@ -1,0 +1,186 @@
+"""From a URL or a process to the server behind it: its engine, its processes, what may be seen of them.
+
+Looks only; nothing is started, stopped or changed. What cannot be seen for lack of rights is said in `Found.reason`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from itertools import pairwise
+
+from tokentrace.attach import proc, roles, sockets, versions
+from tokentrace.attach.asked import Told, ask
+from tokentrace.attach.found import Found, ServerProcess
+from tokentrace.attach.obstacles import user_name
+from tokentrace.client.settings import Endpoint
+from tokentrace.errors import AttachError
+
+_THERE = "run tokentrace attach on that machine, as the user who runs the server"
+
+
+def find(url: str | Endpoint | None = None, *, pid: int | None = None) -> Found:
+    """The server behind `url` or with the process `pid` in it. Asks it /version and /v1/models.
+
+    Raises AttachError: nobody listens there, it is no inference server, there is no such process. EndpointError: a
+    server that can only be seen from outside does not answer.
+    """
+    if pid is not None:
+        return _of_pid(pid, url)
+    if url is None:
+        raise AttachError("no server was named", fix="give its URL, such as http://localhost:8000, or --pid")
+    endpoint = with_version(url)
+    addresses = sockets.local_addresses(endpoint.host)
+    if addresses is None:
+        return _outside(endpoint, f"{endpoint.host} is another machine", _THERE)
+    if not addresses:
+        raise AttachError(f"the host name {endpoint.host} is not known", fix="check the URL")
+    listening = sockets.on_port(endpoint.port, addresses)
+    if not listening:
+        return _no_listener(endpoint)
+    held = sockets.holders({one.inode for one in listening})
+    if not held:
+        return _unseen(endpoint, listening[0])
+    for holder in sorted(held):
+        top = roles.top_of(holder)
+        if top is not None:
+            return _server(endpoint, *top, set(held))
+    return _stranger(endpoint, min(held))
+
+
+def with_version(url: str | Endpoint) -> Endpoint:
+    """The endpoint; an address without any path gets the /v1 under which both engines serve. Raises ConfigError."""
+    endpoint = url if isinstance(url, Endpoint) else Endpoint.of(url)
+    if endpoint.base_url.count("/") > 2:
+        return endpoint
+    return replace(endpoint, base_url=f"{endpoint.base_url}/v1")
+
+
+def _of_pid(pid: int, url: str | Endpoint | None) -> Found:
+    if roles.look(pid) is None:
+        raise AttachError(f"there is no process {pid}", fix="list them: ps -ef | grep -i vllm")
+    top = roles.top_of(pid)
+    if top is None:
+        title = roles.look(pid)
+        name = title.title[:60] if title is not None else "gone"
+        raise AttachError(
+            f"process {pid} ({name}) belongs to no vLLM server, nor to the local engine",
+            fix="give the pid of the server: ps -ef | grep -i vllm",
+        )
+    if url is not None:
+        return _server(with_version(url), *top, set())
+    ports = _ports(top)
+    answering = next((one for one in ports if ask(one).serves), ports[0] if ports else None)
+    return _server(answering, *top, set())
+
+
+def _ports(top: tuple[roles.Looked, str]) -> list[Endpoint]:
+    """Where the server's processes listen, the port of its command line first."""
+    looked, engine = top
+    members = roles.members(looked, engine, ())
+    pids = {looked.pid, *(one.pid for one in members)}
+    listening = sockets.listeners(looked.pid)
+    held = set().union(*sockets.holders({one.inode for one in listening}, pids).values())
+    arguments = looked.arguments
+    named = next((word for flag, word in pairwise(arguments) if flag == "--port"), "8000")
+    found = []
+    for one in sorted(listening, key=lambda one: (str(one.port) != named, one.port)):
+        if one.inode in held:
+            host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(one.address, one.address)
+            found.append(with_version(f"http://[{host}]:{one.port}" if ":" in host else f"http://{host}:{one.port}"))
+    return found
+
+
+def _server(endpoint: Endpoint | None, top: roles.Looked, engine: str, listening: set[int]) -> Found:
+    processes = roles.members(top, engine, listening)
+    if not processes:
+        raise AttachError(f"process {top.pid} has ended", fix="look at the server's log, and start it again")
+    version = ask(endpoint).version if endpoint is not None else ""
+    for one in processes:
+        version = version or versions.installed(one.pid, engine)
+    agents = sockets.agent_sockets(one.pid for one in processes)
+    reason, fix = _whole(processes, engine)
+    return Found(
+        endpoint.base_url if endpoint is not None else "", engine, version, tuple(processes), agents, reason, fix
+    )
+
+
+def _whole(processes: list[ServerProcess], engine: str) -> tuple[str, str]:
+    """What is missing in the tree, if anything is."""
+    if engine == "vllm" and not any(one.role in ("engine", "single") for one in processes):
+        return (
+            "the engine's process was not found below the API server",
+            "if it runs elsewhere (Ray, another machine), attach to it there with --pid",
+        )
+    return "", ""
+
+
+def _no_listener(endpoint: Endpoint) -> Found:
+    told = ask(endpoint)
+    if told.error is not None and told.error.check == "TT803":
+        raise AttachError(
+            f"nothing listens on port {endpoint.port} of {endpoint.host}",
+            fix="start the server, or check the port: ss -tlnp",
+        )
+    return _outside(
+        endpoint,
+        f"port {endpoint.port} answers, but no process that can be seen here listens on it: it leads elsewhere, "
+        "such as into a container",
+        _beyond(),
+        told,
+    )
+
+
+def _beyond() -> str:
+    """Where the server may be instead: vLLM processes that live in another network than ours."""
+    here = proc.namespace("self", "net")
+    for pid in proc.all_pids():
+        one = roles.look(pid)
+        if one is None or roles.engine_of(one) != "vllm":
+            continue
+        try:
+            if proc.namespace(pid, "net") != here:
+                return f"if it is that one, name its process: --pid {pid}"
+        except OSError:
+            continue
+    return "run tokentrace inside the container, or where the server runs"
+
+
+def _unseen(endpoint: Endpoint, listener: sockets.Listener) -> Found:
+    if listener.uid != os.geteuid():
+        name = user_name(listener.uid)
+        return _outside(
+            endpoint,
+            f"the server on port {endpoint.port} belongs to user {name}, you are {user_name(os.geteuid())}",
+            f"run the same command as that user: sudo -u {name} tokentrace attach …",
+        )
+    return _outside(
+        endpoint,
+        f"the process behind port {endpoint.port} cannot be seen from here: it runs in another container",
+        _beyond(),
+    )
+
+
+def _stranger(endpoint: Endpoint, pid: int) -> Found:
+    """A process that is no engine we know: a proxy in front of one, another engine, or something else."""
+    told = ask(endpoint)
+    looked = roles.look(pid)
+    name = looked.title[:60] if looked is not None else "gone"
+    if not told.serves:
+        raise AttachError(
+            f"what listens on port {endpoint.port} (process {pid}, {name}) is not a vLLM server",
+            fix="check the port; the server's log names it",
+        )
+    return _outside(
+        endpoint,
+        f"the process on port {endpoint.port} ({pid}, {name}) is neither vLLM nor the local engine",
+        _beyond() if "docker-proxy" in name else "if it is a proxy, attach to the server behind it",
+        told,
+    )
+
+
+def _outside(endpoint: Endpoint, reason: str, fix: str, told: Told | None = None) -> Found:
+    told = told or ask(endpoint)
+    if told.error is not None:
+        raise told.error
+    return Found(endpoint.base_url, told.engine, told.version, (), {}, reason, fix)
