@@ -189,7 +189,7 @@ def _own(raw: Raw, rid: str) -> Record:
     return Record(
         _NAMES.get(raw.name, raw.name), LAYER, raw.start_ns, raw.end_ns, attributes,
         UP if raw.name in _UP else DOWN, raw.process, raw.thread, parent_key=f"request:{rid}", request=rid,
-        join="request_id", flow=True,
+        join="request_id", flow=True, envelope=raw.name == "output",  # detokenizing is most of it
     )  # fmt: skip
 
 

@@ -27,6 +27,10 @@ FIX = "use a server with the agent in it (tokentrace run without --url), or one 
 _FIRST, _LAST = 16, 8
 _NAMES = {"template": "chat template"}
 _FUNCTIONS = {"template": "Tokenizer.render", "encode": "Tokenizer.encode", "decode": "Detokenizer.step"}
+_FUNCTIONS_VLLM = {
+    "template": "safe_apply_chat_template", "encode": "BaseRenderer._tokenize_prompt",
+    "decode": "BaseIncrementalDetokenizer.update",
+}  # fmt: skip
 
 
 class TokenizerProbe(AgentProbe):
@@ -62,7 +66,8 @@ class TokenizerProbe(AgentProbe):
             )
         self._facts(ours)
         rendered = next((raw for raw in ours if raw.name == "template"), None)
-        return [_record(raw, rendered, context.exchange) for raw in ours]
+        functions = _FUNCTIONS_VLLM if context.agent.facts().get("engine") == "vllm" else _FUNCTIONS
+        return [_record(raw, rendered, context.exchange, functions) for raw in ours]
 
     def _facts(self, ours: Sequence[Raw]) -> None:
         facts = self.state.facts
@@ -146,9 +151,11 @@ def _token_ids(answer: Any) -> list[int] | None:
     return whole if len(whole) == len(ids) else None
 
 
-def _record(raw: Raw, rendered: Raw | None, exchange: Exchange | None) -> Record:
+def _record(
+    raw: Raw, rendered: Raw | None, exchange: Exchange | None, functions: Mapping[str, str] = _FUNCTIONS
+) -> Record:
     data = raw.data
-    attributes: Attributes = {"code.function.name": _FUNCTIONS.get(raw.name, raw.name)}
+    attributes: Attributes = {"code.function.name": functions.get(raw.name, raw.name)}
     if raw.name == "template":
         said = quote(prompt_of(exchange.request)) if exchange is not None else f"{data.get('chars_in', '?')} characters"
         attributes["tokentrace.template.characters"] = data.get("chars_out", 0)

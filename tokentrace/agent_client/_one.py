@@ -192,6 +192,23 @@ class AgentClient:
         self._decode()
         return self._columns.get(group, [])
 
+    def take(self) -> list[Raw]:
+        """What has arrived since the pass began or since this was asked last; forgotten here. For long watching."""
+        self._decode()
+        found = [raw for rows in self._records.values() for raw in rows]
+        self._records = {}
+        return found
+
+    def take_columns(self, group: str) -> list[Columns]:
+        """The columns of a group that have arrived, forgotten here; `fetch` makes them come."""
+        self._decode()
+        return self._columns.pop(group, [])
+
+    def fetch(self) -> None:
+        """Have columns sent that are ready. Never raises."""
+        with contextlib.suppress(ProbeUnavailable):
+            self._ask("drain", columns=True)
+
     def _waiting(self, request_id: str) -> set[str]:
         """What has begun in the agent's process and has not ended; of requests only ours, if we know which it is."""
         waiting = {str(one) for one in self._ask("drain")["open"]}

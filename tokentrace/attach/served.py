@@ -1,0 +1,232 @@
+"""One request of somebody else, as the server saw it: its records out of everybody's, and a trace of its own.
+
+There is no client side: the server's handler is the whole, and what the client saw (time to first token, chunks) is
+reckoned from what the server sent. Texts are there only where the agent was asked for them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokentrace.exchange import Chunk, Exchange
+from tokentrace.layers import by_number
+from tokentrace.model import IdSource, Process, Record, Trace
+from tokentrace.probe import Columns, LayerState, ProbeContext, ProbeUnavailable, Raw
+from tokentrace.probes._http_server import server_side
+from tokentrace.probes._request import step_of
+from tokentrace.registry import create
+from tokentrace.stitch import PassRecords, stitch
+
+LIGHT, DEEP = (7, 6, 5, 2), (4, 3)
+NOT_DEEP = "not probed while requests of others are watched, so that nobody is slowed down"
+NO_POWER = "not measured for one request among others"
+ONE_SIDE = "seen from the server's side; the client was not watched"
+#: Records of steps are kept this long for requests that are still under way.
+KEEP_S = 600.0
+_STEPS = frozenset(("step", "schedule", "dispatch", "update", "prepare", "work", "forward", "logits", "sample"))
+
+
+@dataclass(slots=True)
+class Served:
+    """One finished request. `raws` are its own records and those of the steps that served it."""
+
+    rid: str
+    request: Raw
+    raws: list[Raw]
+    columns: list[Columns] = field(default_factory=list)
+
+    def named(self, name: str) -> list[Raw]:
+        return [raw for raw in self.raws if raw.name == name]
+
+    def first(self, name: str) -> Raw | None:
+        return next(iter(self.named(name)), None)
+
+
+class Sorter:
+    """Takes records as they come, gives each finished request what belongs to it.
+
+    A request is finished when its handler has ended and `settle_s` has passed: the records of three processes do not
+    arrive in order. Without HTTP (another kind of front end), the scheduler's `finish` ends it.
+    """
+
+    def __init__(self, settle_s: float = 0.3) -> None:
+        self._settle_ns = int(settle_s * 1e9)
+        self._own: dict[str, list[Raw]] = {}
+        self._steps: dict[tuple[str, int], list[Raw]] = {}
+        self._of: dict[str, list[tuple[str, int]]] = {}
+        self._ended: dict[str, Raw] = {}
+        self._loose: list[Raw] = []
+        self._done: dict[str, int] = {}
+
+    @property
+    def under_way(self) -> int:
+        return len(self._own)
+
+    def add(self, raws: Sequence[Raw]) -> None:
+        for raw in raws:
+            if raw.name in _STEPS and "index" in raw.data:
+                key = step_of(raw)
+                self._steps.setdefault(key, []).append(raw)
+                if raw.name == "step":
+                    for rid in raw.data.get("reqs") or ():
+                        self._of.setdefault(str(rid), []).append(key)
+                continue
+            rid = str(raw.data.get("rid") or "")
+            if not rid:
+                self._loose.append(raw)
+            elif rid not in self._done:  # else it came too late
+                self._own.setdefault(rid, []).append(raw)
+                if raw.name == "request" and raw.group == "http":
+                    self._ended[rid] = raw
+
+    def finished(self, now_ns: int) -> list[Served]:
+        """The requests that ended `settle_s` ago, in the order in which they ended."""
+        ready = [rid for rid, raw in self._ended.items() if now_ns - raw.end_ns >= self._settle_ns]
+        found = []
+        for rid in sorted(ready, key=lambda one: self._ended[one].end_ns):
+            request, raws = self._ended.pop(rid), self._own.pop(rid)
+            for key in self._of.pop(rid, []):
+                raws += self._steps.get(key, [])
+            raws += [raw for raw in self._loose if request.start_ns <= raw.end_ns and raw.start_ns <= request.end_ns]
+            self._done[rid] = request.end_ns
+            found.append(Served(rid, request, raws))
+        self._prune(now_ns)
+        return found
+
+    def _prune(self, now_ns: int) -> None:
+        """Forget steps that no request under way can still ask for."""
+        starts = [min(raw.start_ns for raw in raws) for raws in self._own.values() if raws]
+        oldest = max(min(starts, default=now_ns - self._settle_ns), now_ns - int(KEEP_S * 1e9))
+        for key in [k for k, raws in self._steps.items() if max(raw.end_ns for raw in raws) < oldest]:
+            del self._steps[key]
+        self._loose = [raw for raw in self._loose if raw.end_ns >= oldest]
+        for rid in [one for one, end in self._done.items() if end < now_ns - int(60e9)]:
+            del self._done[rid]
+
+
+class _Recorded:
+    """What was recorded of one request, as an agent that only remembers."""
+
+    def __init__(self, served: Served, facts: Mapping[str, Any]) -> None:
+        self._served, self._facts = served, facts
+
+    def enable(self, group: str, options: Mapping[str, Any] | None = None) -> None:
+        raise ProbeUnavailable("what was recorded cannot be recorded again", fix="watch another request")
+
+    def disable(self, group: str) -> None:
+        return
+
+    def records(self, group: str) -> Sequence[Raw]:
+        return [raw for raw in self._served.raws if raw.group == group]
+
+    def columns(self, group: str) -> Sequence[Columns]:
+        return [columns for columns in self._served.columns if columns.group == group]
+
+    def facts(self) -> Mapping[str, Any]:
+        return self._facts
+
+
+def trace_of(
+    served: Served, facts: Mapping[str, Any], processes: Mapping[str, Process], *, deep: bool = False
+) -> Trace:
+    """The trace of one request. One that came with a traceparent keeps its trace id and hangs below its span."""
+    ids = IdSource()
+    exchange = exchange_of(served, facts)
+    trace_id, above = _above(exchange.traceparent)
+    context = ProbeContext("attach", "once", deep, exchange.model, _Recorded(served, facts), None, exchange, served.rid)
+    records = server_side(served.raws, exchange, served.rid)
+    span_id = ids.span_id()
+    for record in records:
+        if record.key == f"request-http:{served.rid}":
+            record.span_id, record.join = span_id, ""
+    states = [LayerState(8, "seen", ONE_SIDE)]
+    for number in (*LIGHT, *(DEEP if deep else ())):
+        states.append(_collect(number, context, records))
+    if not deep:
+        states += [LayerState(number, "unseen", NOT_DEEP, 'ask a prompt of your own: tokentrace attach URL "Hi"')
+                   for number in DEEP]  # fmt: skip
+    states.append(LayerState(1, "unseen", NO_POWER))
+    one = PassRecords("once", exchange.start_ns, exchange.end_ns, records, states, span_id, served.rid, {}, exchange)
+    meta: dict[str, Any] = {
+        "prompt": "",
+        "mode": "attach",
+        "engine": dict(facts),
+        "endpoint": exchange.url,
+        "model": exchange.model,
+        "created_ns": time.time_ns(),
+    }
+    if above:
+        meta["parent_span_id"] = above
+    return stitch([one], ids=ids, trace_id=trace_id, root_name="tokentrace attach", processes=processes,
+                  attributes={"tokentrace.mode": "attach"}, meta=meta)  # fmt: skip
+
+
+def _collect(number: int, context: ProbeContext, records: list[Record]) -> LayerState:
+    probe = create(by_number(number))
+    try:
+        records.extend(probe.collect(context))
+        return probe.state
+    except ProbeUnavailable as error:
+        return LayerState(number, "unseen", str(error), error.fix, probe.state.facts)
+    except Exception as error:  # noqa: BLE001 - a layer that fails never fails the others
+        return LayerState(number, "unseen", f"its probe failed: {type(error).__name__}: {error}")
+
+
+def exchange_of(served: Served, facts: Mapping[str, Any]) -> Exchange:
+    """The exchange as it must have been, from the server's records alone."""
+    request, finish, submit = served.request, served.first("finish"), served.first("submit")
+    data = request.data
+    writes = sorted(served.named("write"), key=lambda raw: raw.start_ns)
+    # A reply in one piece has no token times.
+    streamed = len(writes) > 2
+    exchange = Exchange(
+        str(data.get("path") or ""),
+        str(facts.get("model") or ""),
+        0,
+        str(data.get("traceparent") or ""),
+        {"stream": streamed},
+        start_ns=request.start_ns,
+        end_ns=request.end_ns,
+        status_code=int(data.get("status") or 0),
+        response_bytes=sum(int(raw.data.get("bytes") or 0) for raw in writes),
+        response_id=served.rid,
+        finish_reason=str(finish.data.get("reason") or "") if finish is not None else "",
+        streamed=streamed,
+        complete="error" not in data and finish is not None,
+        error_type=str(data.get("error") or ""),
+        notes=[ONE_SIDE],
+    )
+    usage = {}
+    if submit is not None and "tokens" in submit.data:
+        usage["prompt_tokens"] = submit.data["tokens"]
+    if finish is not None and "tokens" in finish.data:
+        usage["completion_tokens"] = finish.data["tokens"]
+    exchange.usage = usage or None
+    exchange.chunks = _chunks(served.named("decode"), writes) if streamed else []
+    exchange.text = "".join(str(raw.data.get("text", "")) for raw in served.named("decode"))
+    return exchange
+
+
+def _chunks(decoded: Sequence[Raw], writes: Sequence[Raw]) -> list[Chunk]:
+    """A chunk for each new token: it left with the first write after it was decoded."""
+    chunks, at = [], 0
+    for raw in sorted(decoded, key=lambda one: one.start_ns):
+        while at < len(writes) and writes[at].start_ns < raw.end_ns:
+            at += 1
+        if at == len(writes):
+            break
+        write = writes[at]
+        chunks.append(Chunk(write.end_ns, "content", str(raw.data.get("text", "")), 0, int(write.data.get("bytes", 0))))
+    return chunks
+
+
+def _above(traceparent: str) -> tuple[int, int]:
+    """(trace id, span id) of the span a request came from; zeros when it came from none."""
+    parts = traceparent.split("-")
+    try:
+        return (int(parts[1], 16), int(parts[2], 16)) if len(parts) >= 4 else (0, 0)
+    except ValueError:
+        return 0, 0

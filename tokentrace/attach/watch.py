@@ -1,0 +1,265 @@
+"""Requests of others, as they come: each one a trace and a run of its own, and a table while they arrive."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tokentrace import session, workflow
+from tokentrace.agent_client import AgentGroup
+from tokentrace.attach.served import Served, Sorter, trace_of
+from tokentrace.attach.session import STEPS, Attached, engine_facts, notes
+from tokentrace.errors import AttachError, ProbeUnavailable
+from tokentrace.probe import Raw
+from tokentrace.session import Outcome
+from tokentrace.wording import duration, plural
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+GROUPS = ("http", "tokenizer", "engine", "model", "jit")
+DEEP_GROUPS = ("modules", "ops")
+POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What the table shows of one request. Times are ns, None is not known; `batch` is the largest one it was in."""
+
+    request: str
+    status: int
+    prompt_tokens: int | None
+    reply_tokens: int | None
+    wall_ns: int
+    ttft_ns: int | None
+    wait_ns: int | None
+    prefill_ns: int | None
+    decode_ns_per_token: float | None
+    batch: int | None
+    layer: str  # that took most, "" not known
+    share: float | None
+    run: str = ""  # its folder's name
+
+
+class Watcher:
+    """Chooses requests and gives them back finished. A context manager: leaving it lets go of everything."""
+
+    def __init__(
+        self,
+        agents: AgentGroup,
+        *,
+        select: Mapping[str, Any] | None = None,
+        with_text: bool = False,
+        deep: bool = False,
+        steps: int = STEPS,
+    ) -> None:
+        self.agents = agents
+        self.deep = deep
+        self._select = dict(select or {"all": True})
+        self._with_text, self._steps = with_text, steps
+        self._sorter = Sorter()
+        self._on: list[str] = []
+        #: Groups that could not be switched on, and why.
+        self.unseen: dict[str, str] = {}
+
+    def __enter__(self) -> Watcher:
+        """Raises AttachError when the server has nothing to watch requests with."""
+        self.agents.begin_pass()
+        try:
+            self._switch_on("select", self._select)
+        except ProbeUnavailable as error:
+            raise AttachError(f"requests cannot be watched: {error}", fix=error.fix) from error
+        options: dict[str, dict[str, Any]] = {"tokenizer": {"text": self._with_text}, "ops": {"steps": self._steps}}
+        for group in (*GROUPS, *(DEEP_GROUPS if self.deep else ())):
+            try:
+                self._switch_on(group, options.get(group))
+            except ProbeUnavailable as error:
+                self.unseen[group] = str(error)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for group in reversed(self._on):
+            self.agents.disable(group)
+        self._on.clear()
+
+    @property
+    def under_way(self) -> int:
+        """Chosen requests that have begun and not ended."""
+        return self._sorter.under_way
+
+    def _switch_on(self, group: str, options: Mapping[str, Any] | None) -> None:
+        self.agents.enable(group, options)
+        self._on.append(group)
+
+    def poll(self) -> list[Served]:
+        """The requests that have finished since the last call, oldest first."""
+        for client in self.agents.members:
+            self._sorter.add(client.take())
+        found = self._sorter.finished(time.time_ns())
+        if found and self.deep:
+            self._deepen(found)
+        return found
+
+    def _deepen(self, found: Sequence[Served]) -> None:
+        """Fetch the deep columns, give them to the requests that they lie in, and record anew."""
+        for group in DEEP_GROUPS:
+            if group in self._on:
+                self.agents.disable(group)
+        columns = []
+        for client in self.agents.members:
+            client.fetch()
+            columns += [one for group in DEEP_GROUPS for one in client.take_columns(group)]
+        for served in found:
+            served.columns = columns
+        for group, options in (("modules", None), ("ops", {"steps": self._steps})):
+            if group in self._on:
+                with contextlib.suppress(ProbeUnavailable):
+                    self.agents.enable(group, options)
+
+
+def watch(
+    attached: Attached,
+    settings: workflow.Settings,
+    *,
+    for_s: float | None = None,
+    requests: int | None = None,
+    select: Mapping[str, Any] | None = None,
+    with_text: bool = False,
+    deep: bool = False,
+    steps: int = STEPS,
+    stop: Callable[[], bool] = lambda: False,
+    idle: Callable[[int], None] = lambda under_way: None,
+) -> Iterator[tuple[Row, workflow.Run]]:
+    """Requests of others until `for_s` seconds have passed or `requests` have finished; each saved and sent on as the
+    settings say. `idle` is told ten times a second how many are under way.
+
+    Raises AttachError when there is no agent in the server: from outside, no request of others can be seen.
+    """
+    if not attached.agents:
+        raise AttachError(
+            "requests of others can only be seen from inside the server",
+            fix="give tokentrace the right to look into it (tokentrace attach URL --dry-run says how)",
+        )
+    agents = AgentGroup(attached.agents)
+    deadline = time.monotonic() + for_s if for_s is not None else None
+    count = 0
+    with Watcher(agents, select=select, with_text=with_text, deep=deep, steps=steps) as watcher:
+        while True:
+            over = deadline is not None and time.monotonic() >= deadline
+            for served in watcher.poll():
+                yield _conclude(served, attached, agents, settings, deep)
+                count += 1
+                if requests is not None and count >= requests:
+                    return
+            if over or stop() or agents.lost:
+                return
+            idle(watcher.under_way)
+            time.sleep(POLL_S)
+
+
+def _conclude(
+    served: Served, attached: Attached, agents: AgentGroup, settings: workflow.Settings, deep: bool
+) -> tuple[Row, workflow.Run]:
+    facts = {**engine_facts(attached, agents), "notes": notes(agents)}
+    trace = trace_of(served, facts, session.processes_of(agents), deep=deep)
+    run = workflow.conclude(Outcome(trace, {}), settings)
+    return row_of(served, run), run
+
+
+def row_of(served: Served, run: workflow.Run) -> Row:
+    """The line of the table for one request."""
+    report = run.report
+    steps = served.named("step")
+    wait = served.first("wait")
+    prefill = [raw.end_ns - raw.start_ns for raw in steps if _phase_of(raw, served.rid) == "prefill"]
+    decode = [raw.end_ns - raw.start_ns for raw in steps if _phase_of(raw, served.rid) == "decode"]
+    made = sum(
+        int(raw.data.get("tokens_out", {}).get(served.rid, 0))
+        for raw in steps
+        if _phase_of(raw, served.rid) == "decode"
+    )
+    shares = [(row.share, row.title) for row in report.layers if row.share is not None]
+    most = max(shares, default=None)
+    return Row(
+        request=served.rid,
+        status=int(served.request.data.get("status") or 0),
+        prompt_tokens=report.tokens.get("input"),
+        reply_tokens=report.tokens.get("output"),
+        wall_ns=report.wall_ns,
+        ttft_ns=report.ttft_ns,
+        wait_ns=wait.end_ns - wait.start_ns if wait is not None else None,
+        prefill_ns=sum(prefill) if prefill else None,
+        decode_ns_per_token=sum(decode) / made if made else None,
+        batch=max((int(raw.data.get("batch") or 0) for raw in steps), default=None),
+        layer=most[1] if most is not None else "",
+        share=most[0] if most is not None else None,
+        run=run.folder.name if run.folder is not None else "",
+    )
+
+
+def _phase_of(step: Raw, rid: str) -> str:
+    """What a step was for one request: it decodes when it got one token of input and was in a step before."""
+    phase = str(step.data.get("phase") or "")
+    if phase != "mixed":
+        return phase
+    return "prefill" if rid in (step.data.get("cached_tokens") or {}) else "decode"
+
+
+def table(rows: Sequence[Row], under_way: int = 0, most: int = 30) -> Table:
+    """The last rows as a table for the terminal."""
+    from rich.table import Table
+
+    shown = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for name, width in (("request", 24), ("tokens", 11), ("first token", 11), ("waited", 7), ("prefill", 7),
+                        ("decode per token", 16), ("batch", 5), ("took most", 24)):  # fmt: skip
+        left = name in ("request", "took most")
+        shown.add_column(name, justify="left" if left else "right", no_wrap=True, min_width=width)
+    for row in rows[-most:]:
+        shown.add_row(
+            row.request if len(row.request) <= 24 else f"{row.request[:23]}…",
+            f"{_count(row.prompt_tokens)} + {_count(row.reply_tokens)}",
+            _time(row.ttft_ns),
+            _time(row.wait_ns),
+            _time(row.prefill_ns),
+            _time(row.decode_ns_per_token),
+            _count(row.batch),
+            f"{row.layer} {row.share:.0%}" if row.layer and row.share is not None else "?",
+        )
+    if under_way:
+        shown.caption = f"{plural(under_way, 'request')} under way"
+    return shown
+
+
+def _time(ns: float | None) -> str:
+    return "?" if ns is None else duration(ns)
+
+
+def _count(value: int | None) -> str:
+    return "?" if value is None else str(value)
+
+
+def show(runs: Callable[[Callable[[int], None]], Iterator[tuple[Row, workflow.Run]]], console: Console) -> list[Row]:
+    """Print requests as they finish: a table that grows in a terminal, a line each elsewhere.
+
+    `runs(idle)` starts the watching; the rows come back, also after Ctrl-C.
+    """
+    from rich.live import Live
+
+    rows: list[Row] = []
+    if not console.is_terminal:
+        console.print(table([]))
+        for row, _ in runs(lambda under_way: None):
+            rows.append(row)
+            lines = table([row])
+            lines.show_header = False
+            console.print(lines)
+        return rows
+    with Live(table([]), console=console, refresh_per_second=5) as live, contextlib.suppress(KeyboardInterrupt):
+        for row, _ in runs(lambda under_way: live.update(table(rows, under_way))):
+            rows.append(row)
+            live.update(table(rows))
+    return rows
