@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 TRACE, DETAIL, REPORT = "trace.jsonl", "detail.jsonl.gz", "report.json"
 
 
-def folder() -> Path:
+def folder(environ: Mapping[str, str] | None = None) -> Path:
     """The folder of all runs; TOKENTRACE_DATA_DIR overrides the user's data folder."""
-    chosen = os.environ.get("TOKENTRACE_DATA_DIR")
+    chosen = (os.environ if environ is None else environ).get("TOKENTRACE_DATA_DIR")
     if chosen:
         return Path(chosen) / "runs"
     import platformdirs

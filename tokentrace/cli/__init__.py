@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": ("tokentrace.cli.show", "the report of a saved run"),
     "view": ("tokentrace.cli.view", "the page of a run: its way through the layers and a timeline, in the browser"),
     "diff": ("tokentrace.cli.diff", "what got slower between two runs, and whether it is more than noise"),
+    "doctor": ("tokentrace.cli.doctor", "which layer is broken, and what to type"),
     "layers": ("tokentrace.cli.layers", "the eight layers, and what each one answers"),
     "serve": ("tokentrace.cli.serve", "run the local engine as an OpenAI-compatible server"),
     "import": ("tokentrace.cli.import_", "turn a GPU recording into the same eight-layer trace"),
@@ -48,6 +49,7 @@ def cli() -> None:
     Examples:
       tokentrace run "Hi"
       tokentrace run "Hi" --url http://localhost:8000/v1
+      tokentrace doctor --url http://localhost:8000/v1
       tokentrace layers
       tokentrace serve --port 8000
       tokentrace import trace.json.gz --json

@@ -65,6 +65,10 @@ CAUSES: dict[str, Cause] = {
     "TT602": Cause(6, "engine_failed", "the engine behind the server failed"),
     "TT603": Cause(6, "loading", "the server is still loading the model"),
     "TT604": Cause(6, "out_of_memory", "the engine ran out of memory"),
+    "TT605": Cause(6, "engine_stalled", "the engine makes no progress"),
+    "TT606": Cause(6, "engine_silent", "the web server lives, and no token comes from the engine"),
+    "TT607": Cause(6, "engine_busy", "the engine is busy with other requests"),
+    "TT608": Cause(6, "local_engine", "the local engine did not start, or ended"),
 }
 
 

@@ -65,16 +65,19 @@ def chat(
     should_stop: Callable[[], bool] | None = None,
     stream: bool = True,
     environ: Mapping[str, str] | None = None,
+    look_s: float = lookaround.ALL_S,
 ) -> Exchange:
     """Send one request and read its reply to the end. What the server does wrong is in `Exchange.error`, never raised.
 
     `timeout_s` overrides the endpoint's, `timeouts` sets every limit on its own; `body` holds more fields of the
     request, `headers` more headers. KeyboardInterrupt, or `should_stop` returning True, ends the request: the exchange
-    then holds what had come, with `interrupted` True, `complete` False and the note "interrupted".
+    then holds what had come, with `interrupted` True, `complete` False and the note "interrupted". `look_s` bounds the
+    looking around at the server's other addresses after a failure.
     """
     call = _Call(endpoint, span_id, traceparent(trace_id, span_id), on_text, should_stop, environ)
     call.limits = timeouts or Timeouts.of(timeout_s or endpoint.timeout_s)
     call.headers = dict(headers or {})
+    call.look_s = look_s
     request: dict[str, Any] = {"model": endpoint.model, "messages": [dict(m) for m in messages], "stream": stream}
     if stream:
         request["stream_options"] = {"include_usage": True}
@@ -96,6 +99,7 @@ class _Call:
 
     limits: Timeouts
     headers: dict[str, str]
+    look_s: float = lookaround.ALL_S
 
     def __init__(
         self,
@@ -143,7 +147,7 @@ class _Call:
     def _choose_model(self, request: dict[str, Any]) -> None:
         if request.get("model"):
             return
-        known = lookaround.model_ids(self.endpoint)
+        known = lookaround.model_ids(self.endpoint, environ=self.environ)
         if known and len(known) > 1:
             raise failure(
                 "TT841",
@@ -288,9 +292,9 @@ class _Call:
             return
         try:
             if wants_look(error, facts):
-                lookaround.look(self.endpoint, facts, error.check)
+                lookaround.look(self.endpoint, facts, error.check, self.look_s, self.environ)
             elif error.check in ("TT810", "TT811", "TT812"):
-                lookaround.look_at_certificate(self.endpoint, facts)
+                lookaround.look_at_certificate(self.endpoint, facts, self.look_s)
         except KeyboardInterrupt:
             x.notes.append("interrupted")
         self._failed(diagnose(facts) or error)

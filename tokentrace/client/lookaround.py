@@ -6,6 +6,7 @@ Only GET requests to the host that was addressed, two seconds each, after a requ
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from tokentrace.client import certificates
 from tokentrace.client.chunks import parse_json
@@ -16,14 +17,17 @@ from tokentrace.client.urls import server_root
 from tokentrace.errors import EndpointError
 
 _EACH_S = 2.0
-_ALL_S = 5.0
+#: All of it together, unless told otherwise.
+ALL_S = 5.0
 
 
-def model_ids(endpoint: Endpoint, base_url: str = "", timeout_s: float = _EACH_S) -> list[str] | None:
+def model_ids(
+    endpoint: Endpoint, base_url: str = "", timeout_s: float = _EACH_S, environ: Mapping[str, str] | None = None
+) -> list[str] | None:
     """Ids in `/models` under the base URL (the endpoint's own unless given); None when there is no such list."""
     url = (base_url or endpoint.base_url) + "/models" + endpoint.query
     try:
-        answer = fetch(endpoint, "GET", url, timeout_s=timeout_s)
+        answer = fetch(endpoint, "GET", url, timeout_s=timeout_s, environ=environ)
         value = parse_json(answer.body) if answer.status == 200 and answer.is_json else None
     except (EndpointError, ValueError):
         return None
@@ -33,10 +37,12 @@ def model_ids(endpoint: Endpoint, base_url: str = "", timeout_s: float = _EACH_S
     return [str(m["id"]) for m in listed if isinstance(m, dict) and m.get("id")]
 
 
-def look(endpoint: Endpoint, facts: Facts, check: str) -> None:
+def look(
+    endpoint: Endpoint, facts: Facts, check: str, all_s: float = ALL_S, environ: Mapping[str, str] | None = None
+) -> None:
     """Fill in `facts.models` or `facts.better_base`. Never raises; leaves them alone when nothing helps."""
-    end = time.monotonic() + _ALL_S
-    models = model_ids(endpoint)
+    end = time.monotonic() + all_s
+    models = model_ids(endpoint, timeout_s=min(_EACH_S, all_s), environ=environ)
     if models is not None:
         facts.models = tuple(models)
         return
@@ -46,15 +52,15 @@ def look(endpoint: Endpoint, facts: Facts, check: str) -> None:
         left = end - time.monotonic()
         if left <= 0:
             return
-        if model_ids(endpoint, candidate, min(_EACH_S, left)) is not None:
+        if model_ids(endpoint, candidate, min(_EACH_S, left), environ) is not None:
             facts.better_base = candidate
             return
 
 
-def look_at_certificate(endpoint: Endpoint, facts: Facts) -> None:
+def look_at_certificate(endpoint: Endpoint, facts: Facts, timeout_s: float = _EACH_S) -> None:
     """Fill in `facts.certificate`. Not through a proxy. Never raises."""
     if not facts.wire.proxy:
-        facts.certificate = certificates.presented(endpoint.host, endpoint.port)
+        facts.certificate = certificates.presented(endpoint.host, endpoint.port, min(_EACH_S, timeout_s))
 
 
 def _candidates(endpoint: Endpoint) -> list[str]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -25,10 +24,14 @@ if TYPE_CHECKING:
 Status = Literal["ok", "warn", "fail", "unknown", "skip"]
 #: machine: this machine and the local engine. endpoint: an address. process: a server's process on this machine.
 Mode = Literal["machine", "endpoint", "process"]
+EVERYWHERE: frozenset[Mode] = frozenset(("machine", "endpoint", "process"))
+#: Where there is a server that somebody else started.
+SERVERS: frozenset[Mode] = frozenset(("endpoint", "process"))
 
 #: What a request meets when the engine did not start, died or cannot work: a lower layer that fails may `explain` it.
 ENGINE_DOWN = (
-    "TT602", "TT603", "TT604", "TT605", "TT606", "TT803", "TT825", "TT826", "TT828", "TT846", "TT860", "TT861",
+    "TT602", "TT603", "TT604", "TT605", "TT606", "TT608", "TT803", "TT825", "TT826", "TT828", "TT846", "TT860",
+    "TT861",
 )  # fmt: skip
 
 
@@ -147,13 +150,17 @@ class Situation:
     #: Does what the checks of this machine see concern the server? True without an endpoint, or when it is here.
     here: bool = True
     offline: bool = False
+    #: A Hugging Face folder on this machine, of the model that is or would be served; "" unknown.
+    model_path: str = ""
+    #: How long replies are meant to be: --max-tokens.
+    max_tokens: int = 64
     layers: frozenset[int] = frozenset(range(9))
     #: What the server's other addresses told (models, version, metrics); None: not asked.
     look: Look | None = None
     #: Set before checks with `live` run, None otherwise.
     live: Live | None = None
     #: Facts of the local engine (device, dtype, versions) when it ran for the live call.
-    engine_facts: Mapping[str, Any] = MappingProxyType({})
+    engine_facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def left_s(self) -> float:
@@ -187,7 +194,7 @@ class Check:
     live: bool = False
     network: bool = False
     seconds: float = 2.0
-    modes: frozenset[Mode] = frozenset(("machine", "endpoint", "process"))
+    modes: frozenset[Mode] = EVERYWHERE
 
     @property
     def layer(self) -> int:

@@ -1,0 +1,233 @@
+"""Runs the checks from the outside in, each within its time, and gathers what they said.
+
+Nothing waits for what hangs: every check, every sampler and the live call runs on a thread of its own that is left
+behind when its time is over. All ends within the timeout and three seconds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from tokentrace.client.causes import one_line
+from tokentrace.doctor import live as live_call
+from tokentrace.doctor.check import Check, Live, Result, Sampler, Situation, skip, unknown
+from tokentrace.doctor.look import look
+from tokentrace.errors import TokentraceError
+
+if TYPE_CHECKING:
+    from tokentrace.engines.local.folder import ModelFolder
+    from tokentrace.engines.local.process import LocalEngine
+
+#: What may still be waited for beyond the deadline, for diagnosing and for the last checks.
+_GRACE_S = 1.5
+_LOOK_S = 2.0
+_STATIC_S = 2.0
+
+
+@dataclass(slots=True)
+class Examination:
+    """All that was seen. `interrupted`: by Ctrl-C; what had come until then is there."""
+
+    situation: Situation
+    results: list[Result] = field(default_factory=list)
+    seconds: float = 0.0
+    interrupted: bool = False
+
+
+class _Job:
+    """A function on a daemon thread, and what became of it."""
+
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        self.error: BaseException | None = None
+        self._work = work
+        self._thread = threading.Thread(target=self._run, name=f"tokentrace-{name}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except Exception as error:  # noqa: BLE001 - told as unknown by whoever asked
+            self.error = error
+
+    def wait(self, seconds: float) -> bool:
+        """Has it ended?"""
+        self._thread.join(max(0.0, seconds))
+        return not self._thread.is_alive()
+
+
+class _CheckJob:
+    def __init__(self, check: Check, situation: Situation) -> None:
+        self.check = check
+        self._found: list[Result] = []
+        self._end = time.monotonic() + check.seconds
+        self._seconds = check.seconds
+        self._job = _Job(check.id, lambda: self._found.extend(_looked(check, situation)))
+
+    def results(self, latest: float) -> list[Result]:
+        """Of a check that ended; `unknown` of one that did not by then, or broke."""
+        now = time.monotonic()
+        if not self._job.wait(min(self._end, latest) - now):
+            return [unknown(self.check.id, f"the check did not end within {self._seconds:g} s and was left behind")]
+        if self._job.error is not None:
+            said = one_line(f"{type(self._job.error).__name__}: {self._job.error}", 160)
+            return [unknown(self.check.id, f"the check itself failed: {said}")]
+        return list(self._found)
+
+
+def _looked(check: Check, situation: Situation) -> Iterable[Result]:
+    assert check.run is not None
+    return check.run(situation)
+
+
+def examine(
+    situation: Situation,
+    checks: Sequence[Check],
+    samplers: Sequence[Sampler],
+    progress: Callable[[str], None] = lambda sentence: None,
+    model: ModelFolder | None = None,
+) -> Examination:
+    """Run the checks that apply. `model`: for the live call of the local engine, where there is no endpoint.
+
+    Never raises because of a check or a server. Ctrl-C ends it early.
+    """
+    began = time.monotonic()
+    done = Examination(situation)
+    wanted = [c for c in checks if c.run is not None and c.layer in situation.layers]
+    apply = [c for c in wanted if situation.mode in c.modes]
+    if not situation.here:
+        away = [c for c in apply if 1 <= c.layer <= 5]
+        done.results += [skip(c.id, "the server is on another machine") for c in away]
+        apply = [c for c in apply if c not in away]
+    stages = _Stages(situation, samplers, progress, model, done.results)
+    try:
+        stages.run(apply)
+    except KeyboardInterrupt:
+        done.interrupted = True
+        told = {r.id for r in done.results}
+        done.results += [unknown(c.id, "interrupted before it was looked at") for c in apply if c.id not in told]
+    finally:
+        stages.close()
+    order = {c.id: n for n, c in enumerate(checks)}
+    done.results.sort(key=lambda r: order.get(r.id, len(order)))
+    done.seconds = time.monotonic() - began
+    return done
+
+
+class _Stages:
+    def __init__(
+        self,
+        situation: Situation,
+        samplers: Sequence[Sampler],
+        progress: Callable[[str], None],
+        model: ModelFolder | None,
+        results: list[Result],
+    ) -> None:
+        self._situation, self._samplers, self._progress, self._model = situation, samplers, progress, model
+        self._results = results
+        self._engine: LocalEngine | None = None
+        self._closed = False
+
+    @property
+    def _latest(self) -> float:
+        return self._situation.deadline + _GRACE_S
+
+    def run(self, checks: Sequence[Check]) -> None:
+        situation = self._situation
+        if situation.offline:
+            self._results += [skip(c.id, "left out by --offline") for c in checks if c.network or c.live]
+            checks = [c for c in checks if not (c.network or c.live)]
+        slow = [c for c in checks if c.seconds > _STATIC_S and not c.live]
+        static = [c for c in checks if c.seconds <= _STATIC_S and not (c.live or c.network)]
+        asked = [c for c in checks if c.seconds <= _STATIC_S and c.network and not c.live]
+        alive = [c for c in checks if c.live]
+        looking = self._look(asked or alive)
+        self._progress("looking at the settings and this machine")
+        self._gather([_CheckJob(c, situation) for c in static])
+        beside = [_CheckJob(c, situation) for c in slow]
+        if looking is not None:
+            looking.wait(_LOOK_S + 0.5)
+        asked_jobs = [_CheckJob(c, situation) for c in asked]
+        if alive:
+            situation.live = self._live()
+            self._gather([_CheckJob(c, situation) for c in alive])
+        self._gather(asked_jobs)
+        self._gather(beside)
+
+    def close(self) -> None:
+        """End the local engine, if it was started."""
+        self._closed = True
+        if self._engine is not None:
+            self._engine.stop(1.0)
+
+    def _gather(self, jobs: Sequence[_CheckJob]) -> None:
+        for job in jobs:
+            self._results += job.results(self._latest)
+
+    def _look(self, needed: Sequence[Check]) -> _Job | None:
+        situation = self._situation
+        endpoint = situation.endpoint
+        if endpoint is None or not needed:
+            return None
+        self._progress(f"asking {endpoint.host}:{endpoint.port}")
+
+        def work() -> None:
+            situation.look = look(endpoint, situation.environ, min(_LOOK_S, max(0.3, situation.left_s)))
+
+        return _Job("look", work)
+
+    def _live(self) -> Live:
+        situation = self._situation
+        if situation.setting_error is not None:
+            return Live(why_not="the settings cannot be used")
+        if situation.endpoint is None:
+            started = self._start_engine()
+            if started is not None:
+                return started
+        endpoint = situation.endpoint
+        assert endpoint is not None
+        sampling = live_call.Sampling(situation, self._samplers)
+        calls = _Job("live call", lambda: live_call.call(situation, endpoint, sampling, self._progress))
+        ended = calls.wait(self._latest - time.monotonic() - 0.5)
+        live = live_call.finish(sampling, situation)
+        if not ended:
+            live.why_not = "the call did not end in time"
+        elif calls.error is not None:
+            live.why_not = one_line(f"the call could not be made: {calls.error}")
+        return live
+
+    def _start_engine(self) -> Live | None:
+        """Start the local engine for the live call; a `Live` without calls when that is not to be."""
+        from tokentrace.client.settings import Endpoint
+        from tokentrace.engines.local.process import LocalEngine
+
+        situation, model = self._situation, self._model
+        if model is None:
+            return Live(why_not="no endpoint was given, and the local engine's model is not in the cache")
+        self._progress("starting the local engine")
+
+        def work() -> None:
+            engine = LocalEngine.start(
+                model, agent=False, env=dict(situation.environ), timeout_s=max(1.0, situation.left_s)
+            )
+            if self._closed:
+                engine.stop(1.0)
+            self._engine = engine
+
+        starting = _Job("engine", work)
+        if not starting.wait(situation.left_s + 0.5):
+            return Live(why_not=f"the local engine was not ready within {situation.timeout_s:g} s")
+        if self._engine is None:
+            error = starting.error
+            live = Live(why_not=str(error) if isinstance(error, TokentraceError) else repr(error))
+            live.errors["engine"] = error.fix if isinstance(error, TokentraceError) else ""
+            return live
+        situation.engine_facts = dict(self._engine.facts)
+        situation.endpoint = replace(
+            Endpoint(self._engine.base_url, model=self._engine.model_name), timeout_s=situation.timeout_s
+        )
+        situation.look = look(situation.endpoint, situation.environ, min(_LOOK_S, max(0.3, situation.left_s)))
+        return None

@@ -1,0 +1,116 @@
+"""Layer 6 without a server: can the local engine run here, and is its model there? Nothing is fetched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from tokentrace.doctor.check import Check, Mode, Result, Situation, ok, skip, unknown, warn
+from tokentrace.engines.local.folder import ModelFolder, inspect
+from tokentrace.errors import EngineError, TokentraceError
+
+_MACHINE: frozenset[Mode] = frozenset(("machine",))
+
+
+def find(named: str | None, environ: Mapping[str, str]) -> tuple[ModelFolder | None, str, str]:
+    """(the folder that can be served at once, else None; why there is none; what to do). Touches nothing."""
+    given = named or environ.get("TOKENTRACE_MODEL")
+    if given:
+        path = Path(given).expanduser()
+        if path.suffix in (".gguf", ".whl"):
+            return None, f"{path} must be converted first", f'tokentrace run "Hi" --model {path}'
+        try:
+            return inspect(path), "", ""
+        except EngineError as error:
+            return None, str(error), error.fix
+    folder = cache(environ)
+    damage = _damage(folder)
+    if damage:
+        return None, f"the local engine's model is not in the cache ({damage})", 'tokentrace run "Hi" fetches it once'
+    return ModelFolder(folder, _name(), "cache"), "", ""
+
+
+def cache(environ: Mapping[str, str]) -> Path:
+    """The folder of the built-in model, whether it is there or not."""
+    from tokentrace.engines.local import model
+    from tokentrace.engines.local.convert import CONVERTER_VERSION
+
+    configured = environ.get("TOKENTRACE_CACHE_DIR")
+    base = Path(configured).expanduser() if configured else model.cache_dir()
+    return base / "models" / f"{model.NAME}-fp32-v{CONVERTER_VERSION}"
+
+
+def _name() -> str:
+    from tokentrace.engines.local import model
+
+    return model.NAME
+
+
+def _damage(folder: Path) -> str:
+    """Sizes against the manifest. (`manifest.check` would note new times in the cache, which a doctor must not.)"""
+    from tokentrace.engines.local import manifest
+
+    try:
+        noted = json.loads((folder / manifest.NAME).read_text(encoding="utf-8"))
+        files = noted["files"]
+        if noted["schema"] != manifest.SCHEMA or not files:
+            return "its manifest is of another version"
+        for name, facts in files.items():
+            if (folder / name).stat().st_size != facts["size"]:
+                return f"{name} has another size than noted"
+    except FileNotFoundError:
+        return f"looked in {folder}"
+    except OSError as error:
+        return f"{folder} cannot be read: {error.strerror}"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "its manifest cannot be read"
+    return ""
+
+
+def _engine(s: Situation) -> Iterable[Result]:
+    from tokentrace.engines.local.loading import check_transformers
+
+    try:
+        check_transformers()
+    except TokentraceError as error:
+        yield warn("TT618", f"the local engine cannot run here: {error}", error.fix)
+        return
+    if s.model_path:
+        yield ok("TT618", f"the local engine's packages are installed, and its model lies in {s.model_path}")
+        return
+    _, why, fix = find(None, s.environ)
+    yield unknown("TT618", f"the local engine's packages are installed; {why or 'no model was chosen'}", fix)
+
+
+def _served(s: Situation) -> Iterable[Result]:
+    facts = s.engine_facts
+    if not facts:
+        yield skip("TT619", "the local engine was not started")
+        return
+    told = [f"{key} {facts[key]}" for key in ("device", "dtype", "max_model_len", "threads") if facts.get(key)]
+    yield ok("TT619", f"the local engine ran: {', '.join(told)}")
+
+
+CHECKS = (
+    Check(
+        "TT618",
+        "local engine",
+        "The packages that the local engine needs are installed, and its model is in the cache, so that "
+        '`tokentrace run "Hi"` answers without a network.',
+        "the versions of the packages, and the sizes of the model's files against their list",
+        "pip install 'tokentrace[local]'; `tokentrace run \"Hi\"` fetches the model once.",
+        _engine,
+        modes=_MACHINE,
+    ),
+    Check(
+        "TT619",
+        "local engine at work",
+        "The local engine started for the live call.",
+        "what the engine says of itself",
+        "See TT608 when it did not.",
+        _served,
+        live=True,
+        modes=_MACHINE,
+    ),
+)

@@ -1,0 +1,98 @@
+"""The server's process on this machine: from its port to its pid, from a pid to its port, and its command line."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+from collections.abc import Mapping
+from pathlib import Path
+
+from tokentrace.client.urls import bracketed, is_loopback
+from tokentrace.errors import UsageError
+
+_MODEL_FLAGS = ("--model", "--model-path", "-m", "--model-id")
+
+
+def is_here(host: str) -> bool:
+    """Is this one of this machine's own addresses? A forwarded port may still lead elsewhere."""
+    import psutil
+
+    if is_loopback(host):
+        return True
+    try:
+        wanted = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    for addresses in psutil.net_if_addrs().values():
+        for one in addresses:
+            with contextlib.suppress(ValueError):
+                if ipaddress.ip_address(one.address.partition("%")[0]) == wanted:
+                    return True
+    return False
+
+
+def listening(port: int) -> int | None:
+    """The process that listens on this port, None when none is to be seen (another user's, a container's)."""
+    found = [pid for pid, _, at in _listeners() if at == port]
+    return min(found) if found else None
+
+
+def _listeners() -> list[tuple[int, str, int]]:
+    """(pid, address, port) of every listening socket whose process is to be seen."""
+    import psutil
+
+    try:
+        found = psutil.net_connections("tcp")
+    except (psutil.Error, OSError):
+        return []
+    return [(c.pid, str(c.laddr[0]), int(c.laddr[1])) for c in found if c.status == "LISTEN" and c.pid and c.laddr]
+
+
+def url_of(pid: int) -> str | None:
+    """The base URL of the server that this process is a part of: its own port, or that of a parent or child.
+
+    Raises UsageError when there is no such process.
+    """
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True), *process.parents()]
+    except psutil.NoSuchProcess:
+        raise UsageError(f"there is no process {pid}", fix="`ps aux | grep vllm` lists them") from None
+    except (psutil.Error, OSError):
+        return None
+    pids = [p.pid for p in family if p.pid > 1]
+    mine = [one for one in _listeners() if one[0] in pids]
+    for _, address, port in sorted(mine, key=lambda one: pids.index(one[0])):
+        host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(address, address)
+        return f"http://{bracketed(host)}:{port}/v1"
+    return None
+
+
+def environment(pid: int) -> Mapping[str, str] | None:
+    """The process's variables as it was started with; None when they cannot be read."""
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return None
+    pairs = (item.partition(b"=") for item in raw.split(b"\0") if b"=" in item)
+    return {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, _, value in pairs}
+
+
+def model_of(pid: int) -> str:
+    """The model folder that its command line names, "" when there is none on this machine."""
+    import psutil
+
+    try:
+        arguments = psutil.Process(pid).cmdline()
+        cwd = Path(psutil.Process(pid).cwd())
+    except (psutil.Error, OSError):
+        return ""
+    for number, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name in _MODEL_FLAGS:
+            value = value if equals else next(iter(arguments[number + 1 : number + 2]), "")
+            folder = cwd / value
+            return str(folder) if value and folder.is_dir() else ""
+    return ""

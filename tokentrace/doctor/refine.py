@@ -1,0 +1,86 @@
+"""The doctor's second look at a request that failed: does the cause lie in the engine behind the web server?
+
+The client's diagnosis knows the request; this knows how the engine stood meanwhile. Used by `doctor` and by every
+command whose request failed, so that both say the same.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tokentrace.client.causes import failure
+from tokentrace.client.settings import Endpoint
+from tokentrace.doctor.check import Sample, Situation
+from tokentrace.doctor.look import Look, look
+from tokentrace.doctor.readings import SAMPLER, Progress, progress
+from tokentrace.errors import EndpointError, TokentraceError
+
+#: Nothing came in time, although the request had been taken.
+SILENT = frozenset(("TT825", "TT826"))
+_LOOK_S = 2.0
+_READINGS = 3
+_BETWEEN_S = 0.7
+
+
+def refine(error: EndpointError, seen: Progress | None, others: Look | None, waited_s: float) -> EndpointError:
+    """The error itself, or the one that names the engine as its cause."""
+    if error.check not in SILENT:
+        return error
+    detail = "\n".join(filter(None, [error.detail, *(seen.evidence if seen else ())]))
+    waited = f"no token came within {waited_s:.0f} s"
+    if seen is not None and seen.verdict == "stalled":
+        return failure(
+            "TT605",
+            f"the engine {seen.sentence}; the web server before it lives",
+            "restart the server; its log at the time it stopped may tell why",
+            detail,
+        )
+    if seen is not None and seen.verdict in ("busy", "working"):
+        return failure(
+            "TT607",
+            f"{waited}: the engine {seen.sentence}",
+            "raise --timeout, send less at once, or give the server more capacity",
+            detail,
+        )
+    alive = [f"{name} {reply.told}" for name, reply in others.replies.items() if reply.status == 200] if others else []
+    if alive and error.check == "TT825":
+        known = seen.sentence if seen is not None else "cannot be looked at, because the server offers no /metrics"
+        return failure(
+            "TT606",
+            f"the web server lives, but {waited}: the engine behind it {known}",
+            "look at the server's log; if it shows no progress, restart it; if it does, raise --timeout",
+            "\n".join(filter(None, [detail, *alive])),
+        )
+    return error
+
+
+def after_failure(
+    error: TokentraceError, endpoint: Endpoint | None, environ: Mapping[str, str] | None = None
+) -> TokentraceError:
+    """For a command whose request has just failed: look at the server once more where that helps. At most 4 s."""
+    if endpoint is None or not isinstance(error, EndpointError) or error.check not in SILENT:
+        return error
+    env = os.environ if environ is None else environ
+    situation = Situation("endpoint", env, time.monotonic() + 4.0, endpoint=replace(endpoint, timeout_s=_LOOK_S))
+    others = look(endpoint, env, _LOOK_S)
+    samples = _readings(situation)
+    refined = refine(error, progress(samples, call_failed=True) if samples else None, others, endpoint.timeout_s)
+    return refined
+
+
+def _readings(situation: Situation) -> Sequence[Sample]:
+    reader = SAMPLER.open(situation)
+    found: list[Sample] = []
+    for number in range(_READINGS if reader is not None else 0):
+        if number:
+            time.sleep(_BETWEEN_S)
+        if situation.left_s <= 0 or reader is None:
+            break
+        try:
+            found.append(Sample(time.time_ns(), "load", reader.read()))
+        except (EndpointError, ValueError):
+            break
+    return found

@@ -1,0 +1,142 @@
+"""Layer 8 and below: the real request. Every cause for which it may fail is a check of its own, with its own id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tokentrace.client.causes import CAUSES
+from tokentrace.doctor.check import Check, Result, Situation, fail, ok, skip, unknown
+from tokentrace.doctor.explained import CAUSE_TEXTS
+from tokentrace.doctor.readings import NAME, Progress, progress
+from tokentrace.doctor.refine import SILENT, refine
+from tokentrace.errors import EndpointError
+from tokentrace.exchange import Exchange
+from tokentrace.wording import duration, plural
+
+
+def engine_progress(s: Situation) -> Progress | None:
+    """What the readings during the live call say; None when there were none."""
+    live = s.live
+    if live is None:
+        return None
+    x = live.first
+    silent = x is not None and x.error is not None and x.error.check in SILENT
+    samples = live.of(NAME)
+    return progress(samples, silent) if samples else None
+
+
+def _request(s: Situation) -> Iterable[Result]:
+    live = s.live
+    x = live.first if live is not None else None
+    if live is None or s.setting_error is not None:
+        yield skip("TT800", "the settings cannot be used, so nothing was sent")
+    elif x is None:
+        yield from _not_made(s)
+    elif x.error is not None:
+        yield from failed(s, x.error, x)
+    elif x.interrupted:
+        yield unknown("TT800", "the call was interrupted")
+    else:
+        yield ok("TT800", f"a real request was answered in {duration(x.wall_ns)}", *_phases(x), *x.notes)
+
+
+def _not_made(s: Situation) -> Iterable[Result]:
+    live = s.live
+    assert live is not None
+    if s.mode == "machine":
+        if "engine" in live.errors:
+            yield fail("TT608", live.why_not, live.errors["engine"])
+        else:
+            yield skip("TT800", f"no live call: {live.why_not}")
+        return
+    first = s.look.get("models") if s.look is not None else None
+    if first is not None and first.error is not None:
+        yield from failed(s, first.error, None)
+    else:
+        yield unknown("TT800", live.why_not or "no call was made")
+
+
+def failed(s: Situation, error: EndpointError, x: Exchange | None) -> Iterable[Result]:
+    """The cause under its own id; and when it lies deeper, that the way to the server is sound."""
+    waited = x.wall_ns / 1e9 if x is not None else s.timeout_s
+    error = refine(error, engine_progress(s), s.look, waited)
+    check = error.check if error.check in CAUSES else "TT846"
+    evidence = [*error.detail.splitlines(), *(_phases(x) if x is not None else ()), *_others(s)]
+    yield fail(check, str(error), error.fix, *evidence)
+    layer = CAUSES[check].layer
+    if layer != 8:
+        status = f" (status {x.status_code})" if x is not None and x.status_code else ""
+        yield ok("TT800", f"the request reached the server{status}: the fault lies in layer {layer}")
+
+
+def _phases(x: Exchange) -> list[str]:
+    told = [f"{p.name} {duration(p.end_ns - p.start_ns)}" for p in x.phases]
+    told += [f"status {x.status_code}"] if x.status_code else []
+    return ["; ".join(told)] if told else []
+
+
+def _others(s: Situation) -> list[str]:
+    """How other routes of the server answered: a green health route beside a failed request proves nothing."""
+    if s.look is None or not s.look.alive:
+        return []
+    green = [f"/{name} {reply.told}" for name, reply in s.look.replies.items()]
+    return [f"meanwhile: {', '.join(green)}"]
+
+
+def _limit(s: Situation) -> Iterable[Result]:
+    """Does the server keep to max_tokens, and allow more than one token?"""
+    live = s.live
+    first, second = (live.first, live.second) if live is not None else (None, None)
+    for x in (first, second):
+        asked = x.request.get("max_tokens") or x.request.get("max_completion_tokens") if x is not None else None
+        made = x.output_tokens if x is not None else None
+        if x is not None and x.complete and isinstance(asked, int) and made is not None and made > asked:
+            yield Result(
+                "TT617",
+                "warn",
+                f"{plural(asked, 'token')} asked for, {made} came: the server does not keep to max_tokens",
+                "do not rely on --max-tokens there; a gateway may drop the field",
+            )
+            return
+    if second is None or not second.complete:
+        yield unknown("TT617", "no second call was answered, so the limit could not be seen")
+    elif second.finish_reason == "length" and (second.output_tokens or len(second.token_times_ns)) == 1:
+        yield Result(
+            "TT617",
+            "warn",
+            f"{second.request.get('max_tokens')} tokens were asked for, and the server stopped after 1 (length): "
+            "something on the way limits replies to one token",
+            "look for max_tokens or max_new_tokens of 1 in the server's and the gateway's configuration",
+        )
+    else:
+        yield ok("TT617", "the server keeps to max_tokens")
+
+
+CHECKS = (
+    Check(
+        "TT800",
+        "a real request",
+        "A chat request of one token (the prompt is Hi) was sent as any client sends it, and answered whole. No other "
+        "route can show this: a web server may be green over an engine that is frozen.",
+        "the request's phases, its status, and the reply's events",
+        "What to do depends on the cause; each has an id of its own.",
+        _request,
+        live=True,
+        network=True,
+    ),
+    Check(
+        "TT617",
+        "limit of tokens",
+        "The server makes no more tokens than max_tokens allows, and is not limited to one by something on the way.",
+        "the server's own count of tokens, against what was asked for",
+        "Look at the defaults of the server and of the gateway before it.",
+        _limit,
+        live=True,
+        network=True,
+    ),
+    *(
+        Check(check_id, cause.title, *CAUSE_TEXTS[check_id])
+        for check_id, cause in CAUSES.items()
+        if check_id in CAUSE_TEXTS and check_id not in ("TT801", "TT832")
+    ),
+)

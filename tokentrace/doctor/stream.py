@@ -1,0 +1,173 @@
+"""Layer 8: how a whole reply streamed. What breaks a reply is a cause with an id of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tokentrace.doctor.check import Check, Result, Situation, ok, unknown, warn
+from tokentrace.exchange import Exchange
+from tokentrace.wording import duration
+
+#: Pieces that come this close together were not made one after the other by a model.
+_AT_ONCE_NS = 2_000_000
+_MIN_PIECES = 5
+#: A gateway that holds a stream back shows a long silence and then everything. A fast model shows neither.
+_SILENCE_NS = 150_000_000
+
+
+def _replies(s: Situation) -> list[Exchange]:
+    return [x for x in (s.live.first, s.live.second) if x is not None and x.complete] if s.live is not None else []
+
+
+def _buffered(s: Situation) -> Iterable[Result]:
+    replies = _replies(s)
+    if not replies:
+        yield unknown("TT870", "no reply came to look at")
+        return
+    x = replies[-1]
+    if not x.streamed:
+        yield warn(
+            "TT870",
+            "the reply came in one piece although streaming was asked for, so no token has a time of its own",
+            "look for a gateway that does not pass streams on, or a server without streaming",
+            f"content-type {x.response_headers.get('content-type', 'unknown')}",
+        )
+        return
+    times = x.token_times_ns
+    if len(times) < _MIN_PIECES:
+        yield unknown("TT870", f"only {len(times)} pieces of text came, too few to see how they stream")
+        return
+    spread, silence = times[-1] - times[0], times[0] - x.start_ns
+    evidence = f"{len(times)} pieces within {duration(spread)}, after {duration(silence)} of silence"
+    if spread < _AT_ONCE_NS * len(times) / _MIN_PIECES and silence > _SILENCE_NS and silence > 20 * spread:
+        yield warn(
+            "TT870",
+            f"the stream is held back: all {len(times)} pieces came at once after {duration(silence)}",
+            "switch response buffering off in the gateway (nginx: proxy_buffering off, or X-Accel-Buffering: no)",
+            evidence,
+        )
+    else:
+        yield ok("TT870", "the pieces of the reply come one by one", evidence)
+
+
+def _usage(s: Situation) -> Iterable[Result]:
+    replies = _replies(s)
+    if not replies:
+        yield unknown("TT872", "no reply came to look at")
+    elif any(x.usage is None for x in replies):
+        yield warn(
+            "TT872",
+            "the server sends no usage, so how many tokens there were is not known",
+            "ask for stream_options.include_usage; if it was refused, update the server or the gateway",
+            *(note for x in replies for note in x.notes if "stream_options" in note),
+        )
+    elif any(x.output_tokens is None or x.input_tokens is None for x in replies):
+        yield warn("TT872", "the server's usage lacks the counts of tokens", "update the server or the gateway")
+    else:
+        last = replies[-1]
+        yield ok("TT872", f"the server counts tokens: {last.input_tokens} in, {last.output_tokens} out")
+
+
+def _ending(s: Situation) -> Iterable[Result]:
+    replies = [x for x in _replies(s) if x.streamed]
+    if not replies:
+        yield unknown("TT873", "no stream came to look at")
+        return
+    odd = []
+    if any(not x.saw_done for x in replies):
+        odd.append("ends without [DONE]")
+    if any(not x.finish_reason for x in replies):
+        odd.append("gives no finish_reason")
+    if any("not ended properly" in note for x in replies for note in x.notes):
+        odd.append("does not end its connection properly")
+    if odd:
+        yield warn(
+            "TT873",
+            f"the stream {' and '.join(odd)}; some clients take such a reply for cut",
+            "update the server, or look at the gateway before it",
+        )
+    else:
+        yield ok("TT873", "the streams have finish_reason and [DONE]")
+
+
+def _changed(s: Situation) -> Iterable[Result]:
+    replies = _replies(s)
+    notes = list(dict.fromkeys(n for x in replies for n in x.notes if "refused" in n or "redirected" in n))
+    if not replies:
+        yield unknown("TT874", "no reply came to look at")
+    elif notes:
+        yield warn("TT874", notes[0], "use an address and fields that the server takes as they are", *notes[1:])
+    else:
+        yield ok("TT874", "the request was taken as it was sent")
+
+
+def _content(s: Situation) -> Iterable[Result]:
+    """A reply of one token may show nothing: a reasoning model may hide it. One of many should show something."""
+    x = s.live.second if s.live is not None else None
+    if x is None or not x.complete:
+        yield unknown("TT875", "no reply of several tokens came to look at")
+    elif not (x.text or x.reasoning or any(c.kind == "tool" for c in x.chunks)):
+        made = f"{x.output_tokens} tokens were made" if x.output_tokens else "the reply is whole"
+        yield warn(
+            "TT875",
+            f"{made}, and no text of them came",
+            "a reasoning model may hide its first tokens; else look at the server's reasoning or tool parser",
+        )
+    else:
+        yield ok("TT875", "the reply has text")
+
+
+CHECKS = (
+    Check(
+        "TT870",
+        "streaming",
+        "Pieces of a reply arrive as they are made. A gateway that collects them makes a fast model look slow: the "
+        "first token then comes with the last.",
+        "the arrival of each piece in a reply of up to 16 tokens",
+        "Switch response buffering off in what stands before the server.",
+        _buffered,
+        live=True,
+        network=True,
+    ),
+    Check(
+        "TT872",
+        "usage",
+        "The server says how many tokens went in and came out. Without it, tokens per second cannot be told.",
+        "the usage of the live calls",
+        "Use a server that knows stream_options.include_usage.",
+        _usage,
+        live=True,
+        network=True,
+    ),
+    Check(
+        "TT873",
+        "end of the stream",
+        "Streams end with a finish_reason and [DONE], so that no client takes a cut reply for a whole one, or the "
+        "reverse.",
+        "the last events of the live calls",
+        "Update the server, or look at the gateway before it.",
+        _ending,
+        live=True,
+        network=True,
+    ),
+    Check(
+        "TT874",
+        "fields and address",
+        "The server took the request as it was sent: no field was refused, no redirect was followed.",
+        "what had to be changed for the live calls to be answered",
+        "Use the address it redirects to, and fields it knows.",
+        _changed,
+        live=True,
+        network=True,
+    ),
+    Check(
+        "TT875",
+        "text",
+        "A reply of several tokens has text, reasoning or a tool call in it.",
+        "the pieces of the second live call",
+        "Look at the server's reasoning parser or chat template.",
+        _content,
+        live=True,
+        network=True,
+    ),
+)
