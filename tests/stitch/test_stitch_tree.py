@@ -268,6 +268,30 @@ def test_work_of_another_process_falls_into_the_step_that_holds_it_in_time() -> 
     assert span.attributes["tokentrace.join"] == "time"
 
 
+def test_work_of_another_process_falls_into_the_first_step_too() -> None:
+    steps = [
+        Record(
+            "step",
+            6,
+            T0 + n * 10 * MS,
+            T0 + (n + 1) * 10 * MS - MS,
+            process="1",
+            thread=1,
+            key=f"step:1:{n}",
+            request=RID,
+        )
+        for n in range(3)
+    ]
+    work = [
+        Record(f"aten::op{n}", 4, T0 + n * 10 * MS + MS, T0 + n * 10 * MS + 2 * MS, process="2", thread=7)
+        for n in range(3)
+    ]
+    trace = stitch([PassRecords("once", T0 - MS, T0 + 40 * MS, [*steps, *work], request_id=RID)])
+    check_tree(trace)
+    assert trace.meta["stitch"]["dropped_outside"] == 0
+    assert all(names_above(trace, f"aten::op{n}")[1] == "step" for n in range(3))
+
+
 def test_every_layer_whose_probe_ran_is_shown_or_says_why_not() -> None:
     states = [
         LayerState(3, "unseen", "CUPTI is held by another profiler", "stop it"),

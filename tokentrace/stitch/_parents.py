@@ -165,9 +165,7 @@ class _Finder:
         process = self.records[index].process
         best = NONE
         at = bisect_right(self.step_starts, start + SLOP_NS)
-        for position in range(at, max(0, at - 8), -1):
-            if position > len(self.steps) - 1:
-                continue
+        for position in range(min(at, len(self.steps) - 1), max(-1, at - 8), -1):
             step = self.steps[position]
             if step == index or not holds(self.placed.start[step], self.placed.end[step], start, end, SLOP_NS):
                 continue
