@@ -1,0 +1,111 @@
+"""The process beside a server that was started with TOKENTRACE_ENABLE: traces chosen requests and sends them on.
+
+    python -m tokentrace.attach.beside PID
+
+Chosen are requests with a sampled traceparent, and of the others the share TOKENTRACE_SHARE. It talks to the agents
+that wait in the server's processes, sends each trace to where the OTEL_EXPORTER_OTLP_* variables say, and ends when the
+server does. While it is there, nobody else can attach. What goes wrong is said on standard error, in the server's log.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tokentrace import attach, workflow
+from tokentrace.attach.watch import watch
+from tokentrace.emit.otlp_target import configured
+from tokentrace.errors import ConfigError, TokentraceError
+
+#: A server's processes appear one after the other while it loads.
+LOOK_S = 2.0
+SETTLED_S = 10.0
+
+
+def selection(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What TOKENTRACE_SHARE asks for beside sampled traceparents. Raises ConfigError."""
+    text = environ.get("TOKENTRACE_SHARE", "").strip()
+    try:
+        share = float(text) if text else 0.0
+    except ValueError:
+        share = -1.0
+    if not 0.0 <= share <= 1.0:
+        raise ConfigError(f"TOKENTRACE_SHARE is {text!r}", fix="give a number from 0 to 1, such as 0.01")
+    return {"sampled": True, "share": share}
+
+
+def main(pid: int) -> None:
+    """Serve the server with this process until it ends."""
+    try:
+        chosen = selection(os.environ)
+        if not configured():
+            raise ConfigError(
+                "TOKENTRACE_ENABLE is set, and no OTEL_EXPORTER_OTLP_ENDPOINT says where traces go",
+                fix="set OTEL_EXPORTER_OTLP_ENDPOINT, for example to http://localhost:4318",
+            )
+    except ConfigError as error:
+        _say(f"{error}: {error.fix}")
+        return
+    told = ""
+    while _alive(pid):
+        try:
+            _serve(pid, chosen)
+        except TokentraceError as error:
+            if str(error) != told:  # once is enough; it is tried again all the same
+                told = str(error)
+                _say(f"{error}: {error.fix}")
+        time.sleep(LOOK_S)
+
+
+def _serve(pid: int, chosen: Mapping[str, Any]) -> None:
+    found = _whole(pid)
+    if found is None:
+        return
+    # No endpoint of ours: nothing is sent to the server.
+    settings = workflow.Settings(save=False)
+    with attach.open(found, method="agent") as attached:
+        for _, run in watch(attached, settings, select=chosen, stop=lambda: not _alive(pid)):
+            for warning in run.warnings:
+                _say(warning)
+
+
+def _whole(pid: int) -> attach.Found | None:
+    """The server once it has an agent in every process and none was added for a while; None when it has ended."""
+    seen: set[int] = set()
+    since = time.monotonic()
+    while _alive(pid):
+        try:
+            found = attach.find(pid=pid)
+        except TokentraceError:  # too early
+            time.sleep(LOOK_S)
+            continue
+        pids = {one.pid for one in found.processes}
+        complete = pids <= set(found.sockets) and any(one.role in ("engine", "single") for one in found.processes)
+        if pids != seen or not complete:
+            seen, since = pids, time.monotonic()
+        elif time.monotonic() - since >= SETTLED_S:
+            return found
+        time.sleep(LOOK_S)
+    return None
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"tokentrace: {sentence}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
