@@ -85,3 +85,8 @@ def show_error(error: TokentraceError) -> None:
         click.echo(f"  fix: {error.fix}", err=True)
     for line in error.detail.splitlines():
         click.echo(f"  | {line}", err=True)
+    if error.layer:
+        from tokentrace.doctor import pointer
+
+        if line := pointer(error):
+            click.echo(f"  {line}", err=True)

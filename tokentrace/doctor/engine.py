@@ -202,7 +202,8 @@ def _tracing(s: Situation) -> Iterable[Result]:
 
 
 _LIVE_ENGINES = (
-    ("TT610", "queue", "No requests wait. A health route cannot tell busy from stuck; tokens made between two readings can.", "/metrics before, during and after the live call",
+    ("TT610", "queue", "No requests wait. A health route cannot tell busy from stuck; tokens made between two readings "
+     "can.", "/metrics before, during and after the live call",
      "Send less at once, or give the server more capacity.", _queue),
     ("TT611", "preemptions", "No running request lost its place in the KV cache. A preempted one is computed anew, "
      "which shows as a spike of its latency.", "the counter of preemptions, before and after the live call",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tokentrace.client.causes import CAUSES
 from tokentrace.doctor.check import Result, Status
-from tokentrace.errors import EndpointError, TokentraceError
+from tokentrace.errors import ConfigError, EndpointError, TokentraceError
 from tokentrace.layers import by_number
 from tokentrace.wording import listed
 
@@ -78,6 +78,8 @@ def of_error(error: TokentraceError) -> Verdict:
     """The same said of a command that failed."""
     check = error.check if isinstance(error, EndpointError) else ""
     layer = error.layer or None
+    if isinstance(error, ConfigError) and layer == 8:
+        check = "TT801"
     if layer is None and check:
         layer = CAUSES[check].layer
     return Verdict("fail", str(error), layer, error.fix, check)
