@@ -14,11 +14,19 @@ if TYPE_CHECKING:
     from tokentrace.attach.attached import Attached, open
     from tokentrace.attach.finding import find
     from tokentrace.attach.found import Found, ServerProcess
+    from tokentrace.attach.session import ask
 
-__all__ = ["Attached", "Found", "ServerProcess", "find", "open"]
+__all__ = ["Attached", "Found", "ServerProcess", "ask", "find", "open"]
 
 #: Imported when used: the small process that injects imports this package too, and shall have nothing to wait for.
-_WHERE = {"Attached": "attached", "open": "attached", "find": "finding", "Found": "found", "ServerProcess": "found"}
+_WHERE = {
+    "Attached": "attached",
+    "open": "attached",
+    "find": "finding",
+    "Found": "found",
+    "ServerProcess": "found",
+    "ask": "session",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -30,6 +30,11 @@ class DebuggerError(Exception):
         self.fix = fix
 
 
+def found() -> bool:
+    """Whether there is a gdb on the search path."""
+    return shutil.which("gdb") is not None
+
+
 def run_string(pid: int, code: str) -> int:
     """Leave `code` for the main thread to run. Gives the nanoseconds that gdb took. Raises DebuggerError."""
     gdb = shutil.which("gdb")
@@ -48,15 +53,20 @@ def run_string(pid: int, code: str) -> int:
         string = Path(folder) / "string"
         string.write_bytes(text)
         script = Path(folder) / "script"
-        script.write_text(
-            "set pagination off\nset confirm off\nset unwindonsignal on\n"
-            f"set $at = ((long (*)(long, long, int, int, int, long)) {system['mmap']:#x})(0, {len(text)}, 3, 0x22, -1, 0)\n"
-            f"restore {string} binary $at\n"
-            f"set $done = ((int (*)(long, long)) {names['Py_AddPendingCall']:#x})({names['PyRun_SimpleString']:#x}, $at)\n"
-            'printf "tokentrace %d\\n", $done\n'
-            "detach\nquit\n",
-            encoding="utf-8",
-        )
+        room = f"0, {len(text)}, 3, 0x22, -1, 0"  # read and write, private and anonymous
+        call, run = names["Py_AddPendingCall"], names["PyRun_SimpleString"]
+        lines = [
+            "set pagination off",
+            "set confirm off",
+            "set unwindonsignal on",
+            f"set $at = ((long (*)(long, long, int, int, int, long)) {system['mmap']:#x})({room})",
+            f"restore {string} binary $at",
+            f"set $done = ((int (*)(long, long)) {call:#x})({run:#x}, $at)",
+            'printf "tokentrace %d\\n", $done',
+            "detach",
+            "quit",
+        ]
+        script.write_text("\n".join(lines), encoding="utf-8")
         begun = time.perf_counter_ns()
         # Without the libraries' symbols, which would take gdb long to read; signals go to the process as they come.
         command = [gdb, "-nx", "-batch", "-iex", "set auto-solib-add off", "-p", str(pid), "-x", str(script)]
@@ -77,8 +87,8 @@ def run_string(pid: int, code: str) -> int:
         took = time.perf_counter_ns() - begun
     said = _SAID.search(done.stdout)
     if said is None:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise DebuggerError(f"gdb could not do it: {lines[-1] if lines else 'it said nothing'}")
+        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+        raise DebuggerError(f"gdb could not do it: {last[0] if last else 'it said nothing'}")
     if int(said[1]) != 0:
         raise DebuggerError("its interpreter takes no more calls at the moment", "try again")
     return took

@@ -58,7 +58,7 @@ def locate(pid: int, paths: Sequence[str], wanted: Sequence[str]) -> tuple[str, 
     Raises ImageError and OSError as `find_image`.
     """
     mapped, program = proc.maps(pid), proc.executable(pid)
-    why = "no interpreter with its C functions was found in the process"
+    why = f"{' and '.join(wanted)} cannot be found in its files"
     memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
     try:
         for path in paths:
@@ -133,9 +133,11 @@ def _symbols(file: str, wanted: Sequence[str]) -> tuple[int, dict[str, _Symbol]]
 def _table(table: bytes, strings: bytes, wanted: Sequence[str]) -> dict[str, int]:
     places = {}
     for name in wanted:
-        place = strings.find(b"\0" + name.encode() + b"\0")
-        if place >= 0:
-            places[place + 1] = name
+        text = name.encode() + b"\0"
+        at = strings.find(text)
+        while at >= 0:  # a name may be stored as the end of a longer one
+            places[at] = name
+            at = strings.find(text, at + 1)
     found = {}
     for name_at, _, _, section, value, _ in struct.iter_unpack("<IBBHQQ", table[: len(table) // 24 * 24]):
         if name_at in places and value and section:

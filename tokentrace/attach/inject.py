@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 import time
@@ -204,11 +203,6 @@ _WAYS: dict[Way, Callable[[ServerProcess, str, Path, float], dict[str, Any]]] = 
     "remote_exec": _remote_exec,
     "gdb": _gdb,
 }
-
-
-def gdb_found() -> bool:
-    """Whether there is a gdb on the search path."""
-    return shutil.which("gdb") is not None
 
 
 def _minor(version: str) -> int:

@@ -13,6 +13,7 @@ from tokentrace.version import __version__
 #: name -> (module, one line of help). The help stands here so that `tokentrace --help` imports no command.
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("tokentrace.cli.run", "trace one prompt through the eight layers"),
+    "attach": ("tokentrace.cli.attach", "look into a running vLLM server, without a restart"),
     "list": ("tokentrace.cli.list_", "the saved runs"),
     "show": ("tokentrace.cli.show", "the report of a saved run"),
     "view": ("tokentrace.cli.view", "the page of a run: its way through the layers and a timeline, in the browser"),

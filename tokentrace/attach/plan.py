@@ -1,0 +1,192 @@
+"""What attaching would do, told before it is done: the depth, the processes, the functions, the layers.
+
+Nothing is touched for it. Whether a function is really there is only known inside the process; one that is not
+disables what it was for, and the report says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tokentrace.attach.attached import METHODS
+from tokentrace.attach.debugger import found as gdb_found
+from tokentrace.attach.found import Depth, Found, Role, ServerProcess
+from tokentrace.attach.inject import ways_for
+from tokentrace.attach.obstacles import PLUGIN_FIX, obstacle
+from tokentrace.errors import UsageError
+from tokentrace.layers import Layer, load
+from tokentrace.probe import ProbeContext
+from tokentrace.registry import create
+
+SCHEMA = "tokentrace.attach/1"
+_FROM_OUTSIDE = {
+    8: "the client's side",
+    7: "what the server's /tokenize says, if it has that",
+    6: "what changes in the server's /metrics, if it has them",
+}
+_FROM_INSIDE = {
+    8: "both sides, each chunk",
+    7: "template, encoding, and decoding token by token",
+    6: "waiting, each step, its batch and KV blocks",
+    5: "forward pass and sampling; its modules in the deep pass",
+    4: "torch.profiler around single steps of the deep pass",
+    3: "torch.profiler around single steps of the deep pass",
+    2: "compiling and its caches, where something is compiled",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedProcess:
+    """`way`: how the agent gets in: waits (it is there), borrow, remote_exec, gdb; "" not at all, as `reason` says."""
+
+    process: ServerProcess
+    way: str
+    reason: str = ""
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLayer:
+    """`seen`: whether it is expected to be seen. `what`: what of it, or why not."""
+
+    number: int
+    title: str
+    seen: bool
+    what: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`wraps`: role -> functions, as "module:Class.function"."""
+
+    found: Found
+    method: str
+    depth: Depth
+    reason: str = ""
+    fix: str = ""
+    processes: list[PlannedProcess] = field(default_factory=list)
+    wraps: dict[str, list[str]] = field(default_factory=dict)
+    layers: list[PlannedLayer] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        found = self.found
+        return {
+            "schema": SCHEMA,
+            "url": found.base_url,
+            "engine": found.engine,
+            "version": found.version,
+            "method": self.method,
+            "depth": self.depth,
+            "reason": self.reason,
+            "fix": self.fix,
+            "processes": [
+                {**asdict(one.process), "way": one.way, "reason": one.reason, "fix": one.fix} for one in self.processes
+            ],
+            "wraps": self.wraps,
+            "layers": [asdict(one) for one in self.layers],
+        }
+
+
+def plan(found: Found, method: str = "auto", *, watching: bool = False) -> Plan:
+    """What `attach.open` with this method would come to, for a prompt of ours or for `watching` others' requests.
+
+    Raises UsageError: no such method.
+    """
+    if method not in METHODS:
+        raise UsageError(f"there is no method {method!r}", fix=f"choose one of {', '.join(METHODS)}")
+    processes = [_process(found, one, method) for one in found.processes]
+    inside = [one for one in processes if one.way]
+    depth: Depth = "outside"
+    if inside:
+        depth = "agent" if all(one.way == "waits" for one in inside) else "injected"
+    against = next((one for one in processes if one.reason), None)
+    reason, fix = (against.reason, against.fix) if against is not None else (found.reason, found.fix)
+    if method == "outside":
+        reason, fix = "--method outside was asked for", "leave it out"
+    wraps = _wraps(found, {one.process.role for one in inside})
+    layers = [_layer(one, depth, reason, fix, watching) for one in load()]
+    return Plan(found, method, depth, reason, fix, processes, wraps, layers)
+
+
+def _process(found: Found, process: ServerProcess, method: str) -> PlannedProcess:
+    if method == "outside":
+        return PlannedProcess(process, "")
+    if process.pid in found.sockets:
+        return PlannedProcess(process, "waits")
+    if method == "agent":
+        return PlannedProcess(process, "", f"no agent waits in process {process.pid}", PLUGIN_FIX)
+    if method == "gdb" and not gdb_found():
+        return PlannedProcess(process, "", "gdb is not installed here", "install gdb, or use --method borrow")
+    against = obstacle(process, only_hard=method != "auto")
+    if against is not None:
+        return PlannedProcess(process, "", against.reason, against.fix)
+    return PlannedProcess(process, ways_for(process, method)[0])
+
+
+def _wraps(found: Found, roles: set[Role]) -> dict[str, list[str]]:
+    """The functions by role, for this version where it is known."""
+    by_role: dict[str, list[str]] = {}
+    if found.engine == "tokentrace" and roles:
+        by_role["single"] = _local_targets()
+    elif found.engine == "vllm" and roles:
+        alone = not any(one.role == "worker" for one in found.processes)
+        for target, does in _vllm_targets(found.version):
+            role = "single" if "single" in roles else "engine" if does == "worker" and alone else does
+            if role in roles:
+                by_role.setdefault(role, []).append(target)
+    return by_role
+
+
+def _vllm_targets(version: str) -> list[tuple[str, str]]:
+    """(function, the role that does it) of those that this version has by our table; of an unknown one all."""
+    from tokentrace.agent import vllm_names
+
+    now = vllm_names.parsed(version)
+    found = []
+    for name in vllm_names.NAMES:
+        if now and now[:2] != (0, 0) and not vllm_names.fits(name, now):
+            continue
+        module = name.target.partition(":")[0]
+        does = "api"
+        if module.startswith(("vllm.v1.worker", "vllm.v1.sample")):
+            does = "worker"
+        elif module == "vllm.v1.engine.core" or module.startswith(("vllm.v1.core", "vllm.v1.executor")):
+            does = "engine"
+        found.append((name.target, does))
+    return found
+
+
+def _local_targets() -> list[str]:
+    from tokentrace.agent.batching_hooks import EngineGroup
+    from tokentrace.agent.local_hooks import HttpGroup, TokenizerGroup
+    from tokentrace.agent.model_hooks import ModelGroup
+
+    return [hook.target for group in (HttpGroup, TokenizerGroup, EngineGroup, ModelGroup) for hook in group().hooks()]
+
+
+def _layer(layer: Layer, depth: Depth, reason: str, fix: str, watching: bool) -> PlannedLayer:
+    number, title = layer.number, layer.title
+    if number == 1:
+        return _power(layer, watching)
+    if watching and depth == "outside":
+        return PlannedLayer(number, title, False, "requests of others are seen from inside only", fix or PLUGIN_FIX)
+    if watching and number in (4, 3):
+        return PlannedLayer(number, title, False, "left out, so that nobody is slowed down", "ask a prompt of your own")
+    if depth == "outside":
+        if number in _FROM_OUTSIDE:
+            return PlannedLayer(number, title, True, _FROM_OUTSIDE[number])
+        return PlannedLayer(number, title, False, f"it lies inside the server: {reason}" if reason else "inside", fix)
+    return PlannedLayer(number, title, True, _FROM_INSIDE[number])
+
+
+def _power(layer: Layer, watching: bool) -> PlannedLayer:
+    if watching:
+        return PlannedLayer(layer.number, layer.title, False, "cannot be told apart for one request among others")
+    findings = list(create(layer).check(ProbeContext(mode="attach", pass_name="check", deep=True)))
+    good = next((one for one in findings if one.status == "ok"), None)
+    if good is not None:
+        return PlannedLayer(layer.number, layer.title, True, good.sentence)
+    why = findings[-1] if findings else None
+    return PlannedLayer(layer.number, layer.title, False, why.sentence if why else "", why.fix if why else "")
