@@ -1,0 +1,90 @@
+"""The page at the sizes of a phone, a tablet and a screen: everything is there, nothing sticks out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from page_support import Opened, three_passes
+
+SIZES = {"phone": (390, 844), "tablet": (820, 1180), "screen": (1440, 900)}
+SECTIONS = ("headline", "way", "time", "told", "own", "operators", "power", "unseen", "about")
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", SIZES)
+def test_a_page_shows_the_whole_run_at_every_size(
+    opened: Callable[..., Opened], name: str, scheme: str, tmp_path: Path
+) -> None:
+    one = opened(three_passes(), size=SIZES[name], color_scheme=scheme)
+    assert one.do("() => document.documentElement.scrollWidth - innerWidth") <= 0
+    lanes = one.do(
+        "() => [...document.querySelectorAll('.lane')].map((lane) => [lane.id, lane.getBoundingClientRect().height])"
+    )
+    assert [lane for lane, _ in lanes] == [f"lane-{number}" for number in range(8, 0, -1)]
+    assert all(height > 30 for _, height in lanes)
+    for section in SECTIONS:
+        assert one.page.locator(f"#{section}").is_visible(), section
+        assert one.page.locator(f"#{section}").inner_text().strip(), section
+    outside = one.do(
+        """() => [...document.querySelectorAll("main *")].filter((e) => {
+            const box = e.getBoundingClientRect();
+            return box.width && box.right > innerWidth + 1 && !e.closest(".strip, .scroll, .form, .unseen-text");
+        }).map((e) => `${e.tagName}.${e.className}`)"""
+    )
+    assert outside == []
+    assert one.colours(".view canvas") > 8
+    assert one.colours(".map canvas") > 4
+    picture = tmp_path / f"{name}.png"
+    one.page.screenshot(path=picture, full_page=True)
+    assert picture.stat().st_size > 40_000
+
+
+def test_the_headline_tells_the_reports_figures(opened: Callable[..., Opened]) -> None:
+    from tokentrace.report import build
+    from tokentrace.wording import duration
+
+    trace = three_passes()
+    report = build(trace)
+    one = opened(trace, report)
+    told = one.page.locator("#headline").inner_text().replace("\n", " ")
+    assert report.reply in told
+    assert report.slowest in told
+    assert duration(report.ttft_ns or 0) in told
+    assert duration(report.wall_ns) in told
+    for row in report.layers:
+        lane = one.page.locator(f"#lane-{row.layer}").inner_text()
+        for spent in (row.own_ns_down, row.own_ns_up):
+            if spent:
+                assert duration(spent) in lane
+        if row.status == "seen" and row.own_ns_down:
+            assert row.form_out in lane
+    assert report.layers[-1].reason in one.page.locator("#unseen").inner_text()
+    assert report.layers[-1].fix in one.page.locator("#unseen").inner_text()
+
+
+def test_the_rails_run_through_every_lane_twice(opened: Callable[..., Opened]) -> None:
+    one = opened(three_passes())
+    crossed = one.do(
+        """() => {
+            const path = document.querySelector(".rails path"), whole = path.getTotalLength();
+            const box = document.getElementById("lanes").getBoundingClientRect();
+            const points = Array.from({ length: 400 }, (_, i) => path.getPointAtLength((whole * i) / 399));
+            return [...document.querySelectorAll(".dot")].map((dot) => {
+                const { left, top, width, height } = dot.getBoundingClientRect();
+                const x = left - box.left + width / 2, y = top - box.top + height / 2;
+                return Math.min(...points.map((p) => Math.hypot(p.x - x, p.y - y)));
+            });
+        }"""
+    )
+    assert len(crossed) == 16
+    assert max(crossed) < 8
+
+
+def test_passes_stand_side_by_side(opened: Callable[..., Opened]) -> None:
+    one = opened(three_passes())
+    assert one.page.locator("#layers thead th").all_inner_texts()[1:] == ["cold", "warm speaks for the run", "deep"]
+    assert one.page.locator("#layers tbody tr").count() >= 10

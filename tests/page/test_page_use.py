@@ -1,0 +1,257 @@
+"""Using the page: by keyboard alone, step by step, in the timeline, by search, in the dark and on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from page_support import Opened, three_passes
+
+from tokentrace.analyze import analyze
+from tokentrace.analyze.frames import frames
+from tokentrace.emit import html
+from tokentrace.model import Link, Trace
+from tokentrace.wording import duration
+
+pytestmark = pytest.mark.browser
+
+
+def linked() -> Trace:
+    """With a kernel that links to its launch."""
+    trace = three_passes()
+    mother = next(row for row in range(len(trace) - 1, 0, -1) if trace.names[trace.name[row]] == "aten::linear")
+    start = trace.start_ns[mother]
+    launch = trace.add("launch cudaLaunchKernel", 3, start, start + 500, mother, process="4711", thread=4720)
+    trace.add("kernel sgemm", 3, start + 900, start + 3000, mother, process="4711", thread=7,
+              links=[Link(trace.span_id[launch])])  # fmt: skip
+    return trace
+
+
+def test_arrows_go_step_by_step_and_show_what_the_step_did(opened: Callable[..., Opened]) -> None:
+    trace = three_passes()
+    expected = frames(trace, analyze(trace), "warm")
+    one = opened(trace)
+    assert one.do("() => tokentrace.state.frame") == -1
+    for index, frame in enumerate(expected):
+        one.press("ArrowRight")
+        assert one.do("() => tokentrace.state.frame") == index
+        assert one.page.locator(".frame[aria-checked=true]").count() == 1
+        shown = one.page.locator("#lanes").inner_text()
+        for token in frame.tokens:
+            assert f"id {token.id}" in shown
+        for (layer, _), spent in frame.own.items():
+            assert duration(spent) in one.page.locator(f"#lane-{layer}").inner_text()
+    one.press("ArrowRight")
+    assert one.do("() => tokentrace.state.frame") == len(expected) - 1
+    from_, until = one.do("() => [tokentrace.timeline.from, tokentrace.timeline.until]")
+    start = one.do("() => tokentrace.timeline.pass.start")
+    assert from_ <= start + expected[-1].start_ns and until >= start + expected[-1].end_ns
+    one.press("w")
+    assert one.do("() => tokentrace.state.frame") == -1
+
+
+def test_everything_can_be_reached_and_seen_with_the_tab_key(opened: Callable[..., Opened]) -> None:
+    one = opened(three_passes())
+    reached: list[dict[str, Any]] = []
+    for _ in range(160):
+        one.press("Tab")
+        found = one.do(
+            """() => {
+                const e = document.activeElement, style = getComputedStyle(e);
+                const name = e.getAttribute("aria-label") || e.getAttribute("title") || e.textContent.trim();
+                return { id: e.id, tag: e.tagName, name, ring: parseFloat(style.outlineWidth) > 0 && style.outlineStyle !== "none", kind: e.className };
+            }"""
+        )
+        if found["tag"] == "BODY":
+            break
+        reached.append(found)
+    assert found["tag"] == "BODY", "the walk does not end"
+    assert all(stop["name"] for stop in reached), [stop for stop in reached if not stop["name"]]
+    assert all(stop["ring"] for stop in reached), [stop for stop in reached if not stop["ring"]]
+    assert {"theme", "keys", "play", "search"} <= {stop["id"] for stop in reached}
+    assert "CANVAS" in {stop["tag"] for stop in reached}
+    assert sum("name" in stop["kind"].split() for stop in reached) == 8  # one for each lane
+
+
+def test_keys_on_the_timeline(opened: Callable[..., Opened]) -> None:
+    one = opened(three_passes())
+    one.page.locator(".view canvas").focus()
+    length = one.do("() => tokentrace.timeline.until - tokentrace.timeline.from")
+    one.press("+")
+    assert one.do("() => tokentrace.timeline.until - tokentrace.timeline.from") == pytest.approx(length * 0.6)
+    before = one.do("() => tokentrace.timeline.from")
+    one.press("ArrowRight")
+    assert one.do("() => tokentrace.timeline.from") > before
+    assert one.do("() => tokentrace.state.frame") == -1, "the arrows belong to the timeline while it has the focus"
+    one.press("0")
+    assert one.do("() => tokentrace.timeline.until - tokentrace.timeline.from") == pytest.approx(length)
+    one.press("Shift+ArrowDown")
+    assert one.do("() => tokentrace.trace.nameOf(tokentrace.state.row)").startswith("chat ")
+    one.press("Shift+ArrowDown")
+    child = one.do("() => tokentrace.state.row")
+    assert one.do("(row) => tokentrace.trace.parent[row]", child) == one.do("() => tokentrace.timeline.pass.request")
+    assert one.page.locator(".details h3").inner_text() == one.do("(row) => tokentrace.trace.nameOf(row)", child)
+    one.press("Shift+ArrowUp", "Enter", "Escape")
+    assert one.page.locator(".details").count() == 0
+
+
+def test_a_click_shows_a_span_with_all_that_was_recorded(opened: Callable[..., Opened]) -> None:
+    trace = linked()
+    one = opened(trace)
+    row = next(r for r in range(len(trace)) if trace.names[trace.name[r]] == "kernel sgemm")
+    one.do("(row) => tokentrace.timeline.showRow(row)", row)
+    one.frame()
+    x, y = one.do(
+        """(row) => {
+            const t = tokentrace.timeline, box = t.canvas.getBoundingClientRect(), at = (t.trace.start[row] + t.trace.end[row]) / 2;
+            t.canvas.scrollIntoView({ block: "center" });
+            const now = t.canvas.getBoundingClientRect();
+            return [now.left + t.left + (at - t.from) * t.span.scale, now.top + t.lineOf(row).top - t.view.scrollTop + 8];
+        }""",
+        row,
+    )
+    one.do("() => tokentrace.state.set({ row: -1 })")
+    one.frame()
+    x = one.do("(row) => { const t = tokentrace.timeline; return t.canvas.getBoundingClientRect().left + t.left + ((t.trace.start[row] + t.trace.end[row]) / 2 - t.from) * t.span.scale; }", row)  # fmt: skip
+    one.page.mouse.move(x, y)
+    assert "kernel sgemm" in one.page.locator(".tip").inner_text()
+    one.page.mouse.click(x, y)
+    panel = one.page.locator(".details")
+    assert "kernel sgemm" in panel.inner_text()
+    panel.get_by_role("button", name="launch cudaLaunchKernel").click()
+    assert panel.locator("h3").inner_text() == "launch cudaLaunchKernel"
+    assert "kernel sgemm" in panel.inner_text(), "the link leads back as well"
+    panel.get_by_role("button", name="Close").click()
+    assert panel.count() == 0
+
+
+def test_wheel_and_drag_move_the_timeline_and_leave_the_page_alone(opened: Callable[..., Opened]) -> None:
+    one = opened(three_passes())
+    canvas = one.page.locator(".view canvas")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    assert box is not None
+    x, y = box["x"] + box["width"] / 2, box["y"] + 60
+    state = "() => [tokentrace.timeline.from, tokentrace.timeline.until]"
+    from_, until = one.do(state)
+    one.page.mouse.move(x, y)
+    one.page.keyboard.down("Control")
+    one.page.mouse.wheel(0, -200)
+    one.page.keyboard.up("Control")
+    one.page.wait_for_function("(before) => tokentrace.timeline.until - tokentrace.timeline.from < before", arg=until - from_)
+    from_, until = one.do(state)
+    one.page.mouse.down()
+    one.page.mouse.move(x - 120, y, steps=4)
+    one.page.mouse.up()
+    moved, end = one.do(state)
+    assert moved > from_ and end - moved == pytest.approx(until - from_)
+    scrolled = one.do("() => scrollY")
+    one.page.mouse.wheel(0, 300)
+    one.page.wait_for_function("(before) => scrollY !== before", arg=scrolled)
+    assert one.do(state) == [moved, end]
+
+
+def test_search_counts_lists_and_goes_on(opened: Callable[..., Opened]) -> None:
+    trace = three_passes()
+    wanted = [r for r in range(len(trace)) if "linear" in trace.names[trace.name[r]]]
+    one = opened(trace)
+    one.press("/")
+    one.page.keyboard.type("linear")
+    assert f"{len(wanted)} spans of 1 name" in one.page.locator(".results").inner_text()
+    one.press("Enter")
+    first = one.do("() => tokentrace.state.row")
+    assert first in wanted
+    one.press("Enter")
+    assert one.do("() => tokentrace.state.row") in set(wanted) - {first}
+    one.press("Escape")
+    assert one.page.locator(".results").is_hidden()
+
+
+def test_evidence_is_one_click_away(opened: Callable[..., Opened]) -> None:
+    trace = three_passes()
+    one = opened(trace)
+    assert one.page.locator("#findings li").count() >= 1
+    one.page.locator("#headline .lead button").click()
+    row = one.do("() => tokentrace.state.row")
+    assert trace.names[trace.name[row]] == "step"
+    for index in range(one.page.locator("#findings li button").count()):
+        one.page.locator("#findings li button").nth(index).click()
+        assert one.do("() => tokentrace.state.row") > 0
+        assert one.page.locator(".details h3").is_visible()
+    one.page.locator("#gaps li button").first.click()
+    marked = one.do("() => tokentrace.timeline.marked")
+    gap = analyze(trace).gaps[0]
+    assert marked[1] - marked[0] == gap.length_ns
+
+
+def test_help_opens_and_closes_and_the_theme_turns(opened: Callable[..., Opened]) -> None:
+    one = opened(three_passes(), color_scheme="light")
+    ground = "() => getComputedStyle(document.body).backgroundColor"
+    light = one.do(ground)
+    one.press("t")
+    assert one.do(ground) != light
+    one.page.locator("#theme").click()
+    assert one.do(ground) == light
+    one.press("?")
+    assert one.page.get_by_role("dialog").is_visible()
+    one.page.get_by_role("dialog").get_by_role("button", name="Close").click()
+    assert not one.page.locator("#help").is_visible()
+
+
+def test_dark_follows_the_system_and_text_stays_readable(opened: Callable[..., Opened]) -> None:
+    for scheme in ("light", "dark"):
+        one = opened(three_passes(), color_scheme=scheme)
+        assert one.do("() => document.documentElement.dataset.theme") == scheme
+        faint = one.do(CONTRAST)
+        assert faint == [], f"{scheme}: contrast below 4.5 to 1 (WCAG 2.2, 1.4.3): {faint}"
+
+
+#: Text against the nearest ground that is painted, for every element that holds text itself.
+CONTRAST = """() => {
+    const parse = (text) => (text.match(/[\\d.]+/g) ?? [0, 0, 0, 0]).map(Number);
+    const light = ([r, g, b]) => [r, g, b].map((c) => c / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)).reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+    const over = (top, below) => { const a = top[3] ?? 1; return [0, 1, 2].map((i) => top[i] * a + below[i] * (1 - a)); };
+    const ground = (e) => {
+        const stack = [];
+        for (let at = e; at; at = at.parentElement) stack.push(parse(getComputedStyle(at).backgroundColor));
+        return stack.reverse().reduce((below, top) => over(top, below), [255, 255, 255]);
+    };
+    const found = new Map();
+    for (const e of document.querySelectorAll("main *, header *")) {
+        const own = [...e.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+        if (!own || !e.getClientRects().length || e.closest(".unseen-text, svg")) continue;
+        const a = light(over(parse(getComputedStyle(e).color), ground(e))), b = light(ground(e));
+        const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        if (ratio < 4.5) found.set(`${e.tagName}.${e.className}`, ratio.toFixed(2));
+    }
+    return [...found];
+}"""
+
+
+def test_paper_is_light_and_has_no_buttons(opened: Callable[..., Opened]) -> None:
+    one = opened(three_passes(), color_scheme="dark")
+    drawn = one.do("() => document.querySelector('.view canvas').toDataURL()")
+    one.page.emulate_media(media="print")
+    one.do("() => dispatchEvent(new Event('beforeprint'))")
+    one.frame()
+    assert one.do("() => document.documentElement.dataset.theme") == "light"
+    assert one.do("() => document.querySelector('.view canvas').toDataURL()") != drawn
+    for selector in ("#time-tools", ".around", ".bar nav"):
+        assert not one.page.locator(selector).is_visible()
+    assert one.page.locator(".lane").count() == 8
+    pdf = one.page.pdf(format="A4")
+    assert pdf.startswith(b"%PDF") and len(pdf) > 20_000
+    one.do("() => dispatchEvent(new Event('afterprint'))")
+    assert one.do("() => document.documentElement.dataset.theme") == "dark"
+
+
+def test_without_scripts_the_report_is_still_there(browser: Any, tmp_path: Any) -> None:
+    path = tmp_path / "plain.html"
+    html.write(three_passes(), path)
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(path.as_uri())
+    text = page.locator("noscript").inner_text()
+    assert "Hello! How" in text and "kernel launch" in text
+    context.close()
