@@ -9,5 +9,11 @@ torches       which torch, built for what                         visible       
 #: Modules with a tuple `CHECKS`, from layer 5 down.
 MODULES = tuple(
     f"{__name__}.{name}"
-    for name in ("devices", "builds", "cards", "trial", "rights", "route")
+    for name in (
+        *("devices", "builds", "cards", "busy"),
+        *("trial", "rights", "route"),
+        *("tools", "launching"),
+        *("caches", "compilers", "keys", "compiled"),
+        *("power", "load"),
+    )
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,12 @@ def parse(command: Sequence[str]) -> Command:
             rest.append(part)
             continue
         name, equals, value = part[2:].partition("=")
-        if not equals and at < len(command) and not command[at].startswith("--"):
-            value = command[at]
-            at += 1
+        if not equals:
+            values = list(takewhile(lambda v: not v.startswith("--"), command[at:]))  # a list takes several
+            value = " ".join(values)
+            at += len(values)
         flags[name.replace("_", "-")] = value
-    model = flags.get("model") or flags.get("model-path") or ""
+    model = (flags.get("model") or flags.get("model-path") or "").partition(" ")[0]
     if not model and "serve" in rest and rest.index("serve") + 1 < len(rest):
         model = rest[rest.index("serve") + 1]
     return Command(engine, model, flags)

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tokentrace.probes._caches import entries_of
+
 #: Files of /proc and /sys are small; what is longer is not what it claims to be.
 MAX_BYTES = 4 * 2**20
 #: From its environment on, a process may write its title. What is left then has few variables.
@@ -61,7 +63,8 @@ class View:
     def names(self, absolute: str | Path) -> list[str]:
         """Names in a folder, sorted; [] when it is not there or not to be read."""
         try:
-            return sorted(p.name for p in self.path(absolute).iterdir())
+            with entries_of(str(self.path(absolute))) as (_, entries):
+                return sorted(entry.name for entry in entries)
         except OSError as error:
             if not isinstance(error, FileNotFoundError):
                 self.errors[str(absolute)] = error.strerror or str(error)
@@ -115,8 +118,14 @@ def parse_environ(raw: bytes) -> dict[str, str]:
 
 
 def _bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
-    with path.open("rb") as file:
-        return file.read(limit)
+    """The beginning of a file, without touching its access time where that is allowed. Raises OSError."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, flags | getattr(os, "O_NOATIME", 0))
+    except PermissionError:
+        descriptor = os.open(path, flags)  # only the owner may ask for the other
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(limit) or b""
 
 
 def _text(path: Path, errors: dict[str, str], limit: int) -> str:

@@ -1,0 +1,176 @@
+"""Layer 2: can every cache of compiled code be written, does it outlive a restart, is there room, is it switched on?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tokentrace.doctor.check import ENGINE_DOWN, Check, Result, Situation, ok, unknown, warn
+from tokentrace.doctor.machine import folders, surroundings
+from tokentrace.doctor.machine.situation import on_the_servers_machine
+from tokentrace.doctor.machine.view import View
+from tokentrace.probes._caches import CacheFolder
+from tokentrace.wording import duration, listed, plural
+
+#: What happens to files on these; an overlay is a container's own layer.
+_VOLATILE = {
+    "tmpfs": "memory, lost at a reboot or with the container",
+    "ramfs": "memory, lost at a reboot or with the container",
+    "overlay": "the container's own layer, lost when the container goes",
+    "fuse.fuse-overlayfs": "the container's own layer, lost when the container goes",
+    "aufs": "the container's own layer, lost when the container goes",
+}
+_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "afs", "9p", "glusterfs", "fuse.sshfs",
+            "fuse.juicefs", "fuse.s3fs", "fuse.gcsfuse", "fuse.glusterfs", "fuse.beegfs", "fuse.ceph")  # fmt: skip
+#: One compilation of a large model writes some hundred MB.
+_LITTLE_BYTES = 2**30
+_LITTLE_SHARE = 0.02
+
+
+def look(situation: Situation, view: View) -> Iterable[Result]:
+    """TT201, TT202, TT203, TT204 and TT210 from one look at the folders."""
+    if view.hidden:
+        return [
+            unknown(check, f"the server's caches cannot be looked at: {view.hidden}", view.fix)
+            for check in ("TT201", "TT202", "TT203", "TT204", "TT210")
+        ]
+    found = folders.caches(view)
+    container = surroundings.look(view).container
+    return [writable(found, view), lasting(found, container), room(found), network(found), switched_off(found)]
+
+
+def table(found: Sequence[CacheFolder]) -> list[str]:
+    """One line per cache: path, its source, size, age, file system."""
+    return [f"{folders.named(f)}: {state(f)}" for f in found]
+
+
+def state(folder: CacheFolder) -> str:
+    """How a folder stands, in a few words."""
+    if folder.disabled:
+        return f"off ({folder.disabled})"
+    if folder.problem:
+        return folder.problem
+    where = f" on {folder.filesystem}" if folder.filesystem else ""
+    if not folder.exists:
+        return f"not there yet{where}"
+    least = "" if folder.complete else "at least "
+    age = folder.age_s()
+    newest = f", newest {duration(age * 1e9)} old" if age is not None else ""
+    return f"{least}{plural(folder.files or 0, 'file')}, {size(folder.bytes or 0)}{newest}{where}"
+
+
+def size(count: int) -> str:
+    for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= one:
+            return f"{count / one:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def writable(found: Sequence[CacheFolder], view: View) -> Result:
+    """TT201: every folder that cannot be used, at once."""
+    bad = [f for f in found if not f.disabled and (f.writable is False or f.problem)]
+    if not bad:
+        return ok("TT201", f"{plural(len(found), 'cache')} of compiled code can be written", *table(found))
+    lines = [f"{folders.named(f)}: {f.problem or f.why_not}" for f in bad]
+    names = listed([f.compiler for f in bad], len(bad))
+    detail = f"{plural(len(bad), 'cache')} of compiled code cannot be used: {names}"
+    home = view.environ.get("HOME", "")
+    by_home = [f for f in bad if f.source == "default" and home and f.path.startswith(home.rstrip("/") + "/")]
+    fixes = [f"export {f.variable}=/var/tmp/{f.compiler.replace(' ', '-')}" for f in bad if f not in by_home]
+    if by_home:
+        whose = f"HOME is {home or 'not set'}, which {view.whose} cannot write"
+        detail += f" ({whose})"
+        one = f"export {by_home[0].variable}=/var/tmp/{by_home[0].compiler.replace(' ', '-')}"
+        fixes.insert(0, one if len(by_home) == 1 else "set HOME to a folder that can be written: export HOME=/tmp")
+    breaks = [f for f in bad if f.compiler in folders.RAISING and not f.files]
+    return Result("TT201", "fail" if breaks else "warn", detail, "; ".join(dict.fromkeys(fixes)), tuple(lines),
+                  ENGINE_DOWN if breaks else ())  # fmt: skip
+
+
+def lasting(found: Sequence[CacheFolder], container: str) -> Result:
+    """TT202: caches with something in them that is gone after the next restart."""
+    lost = [f for f in found if f.filesystem in _VOLATILE and f.files and not f.disabled]
+    if not lost:
+        return ok("TT202", "nothing that was compiled lies where a restart would lose it")
+    lines = [f"{folders.named(f)}: {state(f)}: {_VOLATILE[f.filesystem]}" for f in lost]
+    names = listed([f.compiler for f in lost])
+    where = listed(sorted({f.filesystem for f in lost}))
+    detail = f"what {names} compiled lies on {where} and is lost on restart, so each start compiles again"
+    first = lost[0]
+    fix = f"set {first.variable} to a folder on a disk that stays"
+    if container:
+        fix = f"mount a volume there, for instance -v tokentrace-cache:{first.path}"
+    return warn("TT202", detail, fix, *lines)
+
+
+def room(found: Sequence[CacheFolder]) -> Result:
+    """TT203: disks that are nearly full. A quota is seen only where the file system reports it as its size."""
+    tight = [f for f in found if not f.disabled and f.free_bytes is not None and f.free_share is not None
+             and not f.read_only and (f.free_bytes < _LITTLE_BYTES or f.free_share < _LITTLE_SHARE)]  # fmt: skip
+    known = [f.free_bytes for f in found if f.free_bytes is not None]
+    if not known:
+        return unknown("TT203", "the free room of no cache's disk can be read")
+    if not tight:
+        return ok("TT203", f"there are {size(min(known))} free or more where the caches lie")
+    lines = [f"{folders.named(f)}: {size(f.free_bytes or 0)} free ({f.free_share or 0:.1%} of bytes or inodes)"
+             for f in tight]  # fmt: skip
+    return warn("TT203", f"the disk of {listed([f.compiler for f in tight])} is nearly full, compiling may fail",
+                f"df -h {tight[0].path}; df -i {tight[0].path}; then free some room", *lines)  # fmt: skip
+
+
+def network(found: Sequence[CacheFolder]) -> Result:
+    """TT204: caches on a network file system, where locks and file times are not to be relied on."""
+    far = [f for f in found if f.filesystem in _NETWORK and f.files and not f.disabled]
+    if not far:
+        return ok("TT204", "no cache in use lies on a network file system")
+    first = far[0]
+    return warn("TT204", f"the cache of {listed([f.compiler for f in far])} lies on {first.filesystem}: file locks may "
+                "hang and file times drift, so things compile again", f"set {first.variable} to a local disk",
+                *table(far))  # fmt: skip
+
+
+def switched_off(found: Sequence[CacheFolder]) -> Result:
+    """TT210: caches that a variable switches off."""
+    off = [f for f in found if f.disabled]
+    if not off:
+        return ok("TT210", "no variable switches a cache off")
+    names = [f.disabled.partition("=")[0] for f in off]
+    detail = f"the cache of {listed([f.compiler for f in off])} is switched off, so each start compiles again"
+    return warn("TT210", detail, f"unset {' '.join(names)}", *(f.disabled for f in off))
+
+
+CHECKS = (
+    Check(
+        "TT201", "the caches of compiled code can be written",
+        "inductor, Triton, vLLM, FlashInfer and DeepGEMM stop when they cannot write; CUDA, HIP and MIOpen compile "
+        "again each time.",
+        "Each cache's folder and the variable that decides it, for the serving process's environment, user and "
+        "mounts; size, age and file system.",
+        "Set HOME, or each named variable, to a folder that can be written.",
+        on_the_servers_machine("TT201", look),
+    ),
+    Check(
+        "TT202", "what was compiled outlives a restart",
+        "A container's own layer and memory file systems are empty after a restart; each start then compiles for "
+        "minutes.",
+        "The file system under each cache that holds anything.",
+        "Mount a volume at the folder, or set its variable to a disk that stays.",
+    ),
+    Check(
+        "TT203", "there is room for the caches",
+        "A full disk ends a compilation half-way and leaves broken files.",
+        "Free bytes and inodes of each cache's file system; quotas are not seen.",
+        "Free some room, or move the cache.",
+    ),
+    Check(
+        "TT204", "no cache lies on a network file system",
+        "Compilers lock files and compare their times; over a network locks may hang and times drift.",
+        "The file system under each cache.",
+        "Set the cache's variable to a local disk.",
+    ),
+    Check(
+        "TT210", "no cache is switched off",
+        "Variables for debugging, such as TORCHINDUCTOR_FORCE_DISABLE_CACHES, make each start compile all again.",
+        "The variables of the serving process.",
+        "Unset the variable.",
+    ),
+)  # fmt: skip

@@ -1,0 +1,102 @@
+"""Layer 2: was anything compiled during the live call that should have come from a cache?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tokentrace.doctor.check import Check, Reader, Result, Sampler, Situation, ok, skip, unknown, warn
+from tokentrace.doctor.machine import folders
+from tokentrace.doctor.machine.keys import NEW_FILE, files
+from tokentrace.doctor.machine.situation import view_of
+from tokentrace.doctor.machine.view import View
+from tokentrace.wording import duration, listed, plural
+
+NAME = "caches"
+#: A first call this many times slower than the second one waited for something that the second one did not.
+_MUCH_SLOWER = 5.0
+
+
+class _Caches:
+    """The files of every cache of the serving process, by compiler."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._folders = {f.compiler: f.path for f in folders.caches(view) if not f.problem and not f.disabled}
+
+    def read(self) -> Mapping[str, Any]:
+        return {name: frozenset(files(self._view, path, NEW_FILE)) for name, path in self._folders.items()}
+
+    def close(self) -> None:
+        return
+
+
+def _open(situation: Situation) -> Reader | None:
+    if not situation.here:
+        return None
+    view = view_of(situation)
+    return None if view.hidden else _Caches(view)
+
+
+SAMPLERS = (Sampler(NAME, _open, period_s=None),)
+
+
+def run(situation: Situation) -> Iterable[Result]:
+    """TT209."""
+    live = situation.live
+    if live is None or not live.answered:
+        return [skip("TT209", "no live call was answered")]
+    if not situation.here:
+        return [skip("TT209", "the server runs on another machine, its caches cannot be seen from here")]
+    samples = live.of(NAME)
+    if len(samples) < 2:
+        why = live.errors.get(NAME) or "they were not looked at before and after the call"
+        return [unknown("TT209", f"whether the caches were hit is not known: {why}")]
+    new = written(samples[0].values, samples[-1].values)
+    return [judge(new, _first_token_ns(situation, "first"), _first_token_ns(situation, "second"))]
+
+
+def written(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Files that are new or newer, by compiler."""
+    found = {name: sorted({path for path, _ in after[name] - before.get(name, frozenset())}) for name in after}
+    return {name: paths for name, paths in found.items() if paths}
+
+
+def _first_token_ns(situation: Situation, which: str) -> int | None:
+    exchange = getattr(situation.live, which)
+    return exchange.ttft_ns if exchange is not None and exchange.complete else None
+
+
+def judge(new: Mapping[str, list[str]], first_ns: int | None, second_ns: int | None) -> Result:
+    """New files mean a miss; the time lost is that of the first call over the second one."""
+    times = []
+    if first_ns is not None and second_ns is not None:
+        times = [f"first token after {duration(first_ns)}, then after {duration(second_ns)}"]
+    slower = bool(first_ns and second_ns and first_ns > _MUCH_SLOWER * second_ns and first_ns - second_ns > 10**9)
+    if not new:
+        if slower:
+            assert first_ns is not None and second_ns is not None
+            return ok("TT209", f"nothing new was written to the caches, though the first call took "
+                      f"{duration(first_ns - second_ns)} longer than the second", *times)  # fmt: skip
+        return ok("TT209", "nothing was compiled during the live call: no cache got a new file", *times)
+    count = sum(map(len, new.values()))
+    lines = [f"{name}: {plural(len(paths), 'new file')}, {paths[0]}" for name, paths in new.items()]
+    lost = ""
+    if slower:
+        assert first_ns is not None and second_ns is not None
+        lost = f", and the first token came {duration(first_ns - second_ns)} later than in the next call"
+    return warn("TT209", f"something was compiled during the live call: {plural(count, 'new file')} of "
+                f"{listed(list(new))}{lost}", "send a request of this shape when the server starts, before users do",
+                *lines, *times)  # fmt: skip
+
+
+CHECKS = (
+    Check(
+        "TT209", "nothing is compiled during a request",
+        "Kernels that are compiled at the first request make it seconds slower, and a health check may kill the server "
+        "meanwhile.",
+        "The files of every cache before and after the live call, and its two times to the first token.",
+        "Warm the server up when it starts, and keep its caches.",
+        run, live=True,
+    ),
+)  # fmt: skip
