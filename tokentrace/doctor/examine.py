@@ -23,9 +23,13 @@ if TYPE_CHECKING:
     from tokentrace.engines.local.process import LocalEngine
 
 #: What may still be waited for beyond the deadline, for diagnosing and for the last checks.
-_GRACE_S = 1.5
+_GRACE_S = 2.2
+#: Of it, for the checks after the live call, which look at what has come.
+_LAST_S = 0.6
 _LOOK_S = 2.0
 _STATIC_S = 2.0
+#: The live call is held back this long for the checks before it, so that the machine is idle when that is measured.
+_QUIET_S = 0.7
 
 
 @dataclass(slots=True)
@@ -66,6 +70,9 @@ class _CheckJob:
         self._end = time.monotonic() + check.seconds
         self._seconds = check.seconds
         self._job = _Job(check.id, lambda: self._found.extend(_looked(check, situation)))
+
+    def wait(self, until: float) -> None:
+        self._job.wait(min(self._end, until) - time.monotonic())
 
     def results(self, latest: float) -> list[Result]:
         """Of a check that ended; `unknown` of one that did not by then, or broke."""
@@ -146,15 +153,17 @@ class _Stages:
         alive = [c for c in checks if c.live]
         looking = self._look(asked or alive)
         self._progress("looking at the settings and this machine")
-        self._gather([_CheckJob(c, situation) for c in static])
+        at_once = [_CheckJob(c, situation) for c in static]
+        quiet = time.monotonic() + _QUIET_S
+        for job in at_once:
+            job.wait(quiet)
         beside = [_CheckJob(c, situation) for c in slow]
-        if looking is not None:
-            looking.wait(_LOOK_S + 0.5)
-        asked_jobs = [_CheckJob(c, situation) for c in asked]
         if alive:
             situation.live = self._live()
-            self._gather([_CheckJob(c, situation) for c in alive])
-        self._gather(asked_jobs)
+        self._gather(at_once)
+        if looking is not None:
+            looking.wait(self._latest - time.monotonic())
+        self._gather([_CheckJob(c, situation) for c in (*asked, *alive)])
         self._gather(beside)
 
     def close(self) -> None:
@@ -164,8 +173,9 @@ class _Stages:
             self._engine.stop(1.0)
 
     def _gather(self, jobs: Sequence[_CheckJob]) -> None:
+        latest = max(self._latest, time.monotonic() + _LAST_S / 2)
         for job in jobs:
-            self._results += job.results(self._latest)
+            self._results += job.results(latest)
 
     def _look(self, needed: Sequence[Check]) -> _Job | None:
         situation = self._situation
@@ -191,7 +201,7 @@ class _Stages:
         assert endpoint is not None
         sampling = live_call.Sampling(situation, self._samplers)
         calls = _Job("live call", lambda: live_call.call(situation, endpoint, sampling, self._progress))
-        ended = calls.wait(self._latest - time.monotonic() - 0.5)
+        ended = calls.wait(self._latest - _LAST_S - time.monotonic())
         live = live_call.finish(sampling, situation)
         if not ended:
             live.why_not = "the call did not end in time"

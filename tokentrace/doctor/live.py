@@ -26,7 +26,9 @@ _MORE_TOKENS = 64
 #: A second call is not begun with less than this left.
 _SECOND_NEEDS_S = 2.0
 _IDLE_S = 0.5
-_IDLE_MOST_S = 2.0
+_IDLE_MOST_S = 1.0
+#: The calls may run this much beyond the deadline: what came before them is no part of the user's patience.
+_BEYOND_S = 0.9
 _AFTER_S = 1.5
 
 Phase = Literal["idle", "load", "after"]
@@ -112,7 +114,7 @@ def call(situation: Situation, endpoint: Endpoint, sampling: Sampling, progress:
 
 def _ask(situation: Situation, endpoint: Endpoint, tokens: int) -> Exchange:
     ids = IdSource()
-    left = max(0.2, situation.left_s)
+    left = max(0.2, min(situation.timeout_s, situation.deadline + _BEYOND_S - time.monotonic()))
     return chat(
         endpoint,
         [{"role": "user", "content": "Hi"}],
@@ -132,4 +134,4 @@ def _wants_more(x: Exchange) -> bool:
 
 
 def finish(sampling: Sampling, situation: Situation) -> Live:
-    return sampling.stop(max(0.3, min(_AFTER_S, situation.left_s + 1.0)))
+    return sampling.stop(max(0.3, min(_AFTER_S, situation.left_s + 0.5)))

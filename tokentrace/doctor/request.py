@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tokentrace.client.causes import CAUSES
+from tokentrace.client.causes import CAUSES, failure
 from tokentrace.doctor.check import Check, Result, Situation, fail, ok, skip, unknown
 from tokentrace.doctor.explained import CAUSE_TEXTS
 from tokentrace.doctor.readings import NAME, Progress, progress
@@ -12,6 +12,9 @@ from tokentrace.doctor.refine import SILENT, refine
 from tokentrace.errors import EndpointError
 from tokentrace.exchange import Exchange
 from tokentrace.wording import duration, plural
+
+#: The second call may meet the deadline, which is the doctor's own.
+_LATE = SILENT | {"TT827"}
 
 
 def engine_progress(s: Situation) -> Progress | None:
@@ -36,8 +39,13 @@ def _request(s: Situation) -> Iterable[Result]:
         yield from failed(s, x.error, x)
     elif x.interrupted:
         yield unknown("TT800", "the call was interrupted")
+    elif live.second is not None and live.second.error is not None and live.second.error.check not in _LATE:
+        error = live.second.error
+        yield from failed(s, failure(error.check, f"one token came, but then: {error}", error.fix, error.detail), x)
     else:
-        yield ok("TT800", f"a real request was answered in {duration(x.wall_ns)}", *_phases(x), *x.notes)
+        late = live.second is not None and live.second.error is not None
+        more = ["the second call, of several tokens, did not end within the time left"] if late else []
+        yield ok("TT800", f"a real request was answered in {duration(x.wall_ns)}", *_phases(x), *x.notes, *more)
 
 
 def _not_made(s: Situation) -> Iterable[Result]:
