@@ -59,7 +59,7 @@ class PowerProbe:
         try:
             return findings(found)
         finally:
-            _close(found)
+            close_all(found)
 
     def arm(self, context: ProbeContext) -> None:
         self.state = LayerState(LAYER)
@@ -68,7 +68,7 @@ class PowerProbe:
         self._watch = CpuWatch(_pids(context))
         self._watch.open()
         found = self._found
-        self._sampler = Sampler(sensors, beside=self._watch.read, at_end=lambda: _close(found))
+        self._sampler = Sampler(sensors, beside=self._watch.read, at_end=lambda: close_all(found))
         self._armed_ns = now_ns()
         self._disarmed_ns = 0
         self._sampler.start()
@@ -145,7 +145,7 @@ class PowerProbe:
         self.state.fix = broken[0] if broken else NO_SENSOR_FIX
 
 
-def _close(found: Sequence[Found]) -> None:
+def close_all(found: Sequence[Found]) -> None:
     for one in found:
         if one.close is not None:
             one.close()
