@@ -99,7 +99,7 @@ def judge(log: Log, live: Live) -> Result:
     facts = _facts(log, live, idle, load)
     if took < period:
         return unknown("TT107", f"{info.name}: too short: {duration(took)} < {duration(period)}, so no watts and no "
-                       "joules are told", "ask for a longer reply: tokentrace run --max-tokens 500", *facts)  # fmt: skip
+                       "joules are told", "ask for a longer reply", *facts)  # fmt: skip
     _, problem, parts = device_record(
         log, Window(live.start_ns, live.end_ns, ""), Split((), ""), Tokens(None, ""), None
     )
