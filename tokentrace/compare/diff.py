@@ -50,8 +50,8 @@ class Diff:
             few = min(len(self.base), len(self.new)) < 4
             tail = "; four or more a side make the intervals 95 %" if few else ""
             return (
-                f"{len(self.base)} measurements against {len(self.new)}: a difference counts when neither their order "
-                f"(Mann-Whitney) nor their spread (Student's t, Holm) lets equal sides look like that{tail}"
+                f"{len(self.base)} measurements against {len(self.new)}: a difference counts when equal sides would "
+                f"lie so far apart, in order and in size, in less than 5 % of cases{tail}"
             )
         if self.wall.floor_ns is None:
             return "one run a side, without repeated steps or passes: nothing is known about noise; give several a side"

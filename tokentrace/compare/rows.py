@@ -7,16 +7,20 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from tokentrace.compare.noise import FLOORS, Side, Slots, floor, holm, shift
-from tokentrace.compare.sample import MODEL, NOBODY, Amount, Sample, again_values
+from tokentrace.compare.noise import ALPHA, FLOORS, Side, Slots, floor, holm, shift
+from tokentrace.compare.sample import LEVELS, MODEL, NOBODY, Amount, Sample, again_values
+
+#: What is less than this share of the wall time on both sides is not tested: each test makes the others weaker.
+_SMALL = 0.001
 
 
 @dataclass(slots=True)
 class Row:
     """Times in ns, medians over the measurements of a side; None: nothing of it on that side, or not known there.
 
-    `beyond_noise` None: not known, because one measurement a side shows no noise for it. `low_ns` to `high_ns` holds
-    the difference with probability `confidence`; `floor_ns` is what noise inside two single runs comes to.
+    `beyond_noise` None: not known, because one measurement a side shows no noise for it, or not tested (`small`).
+    `low_ns` to `high_ns` holds the difference with probability `confidence`; `floor_ns` is what noise inside two
+    single runs comes to.
     """
 
     key: str
@@ -35,6 +39,7 @@ class Row:
     floor_ns: float | None = None
     beyond_noise: bool | None = None
     only_in: str = ""  # base or new
+    small: bool = False  # too small on both sides to be worth a test
 
     def as_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -56,11 +61,15 @@ def level_rows(level: str, base: Sequence[Sample], new: Sequence[Sample]) -> lis
         for key, amount in sample.levels[level].items():
             keys.setdefault(key, amount)
     tested: dict[Hashable, _Tested] = {}
+    least = _SMALL * median(sample.wall_ns for sample in base)
     for key, amount in keys.items():
         found = _row(level, key, amount, base, new)
         if found is not None:
+            if max(found.row.base_ns or 0, found.row.new_ns or 0) < least:
+                found.row.small = True
             tested[key] = found
-    return _decide(tested)
+    # The wall time is tested by itself; that all levels stay quiet for equal sides is the second 95 %.
+    return _decide(tested, ALPHA / len(LEVELS))
 
 
 def wall_row(base: Sequence[Sample], new: Sequence[Sample]) -> Row:
@@ -128,11 +137,13 @@ def _test(key: str, label: str, layer: int, base: Sequence[Side], new: Sequence[
     return _Tested(row, found.p_size, found.separated)
 
 
-def _decide(tested: Mapping[Hashable, _Tested]) -> list[Row]:
+def _decide(tested: Mapping[Hashable, _Tested], alpha: float = ALPHA) -> list[Row]:
     """Fill in `beyond_noise` of rows that were tested together."""
-    hold = holm({key: one.p for key, one in tested.items() if one.p is not None})
+    hold = holm({key: one.p for key, one in tested.items() if one.p is not None and not one.row.small}, alpha)
     for key, one in tested.items():
         row = one.row
+        if row.small:
+            continue
         if one.p is not None:
             row.beyond_noise = key in hold and one.separated
         elif row.floor_ns is not None:

@@ -120,6 +120,8 @@ def _time(ns: float | None) -> str:
 def _noise(row: Row) -> str:
     if row.only_in:
         return f"only in {row.only_in}"
+    if row.small:
+        return "small"
     if row.beyond_noise is None:
         return "unknown"
     if row.low_ns is not None and row.high_ns is not None:

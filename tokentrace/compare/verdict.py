@@ -8,6 +8,7 @@ from statistics import median
 
 from tokentrace.compare.rows import Row
 from tokentrace.compare.sample import Sample
+from tokentrace.layers import by_number
 from tokentrace.wording import duration, listed, plural
 
 #: A layer is named in the sentence when its difference is at least this share of the base's wall time.
@@ -37,12 +38,15 @@ class Verdict:
 def judge(wall: Row, levels: dict[str, list[Row]], base: Sequence[Sample], new: Sequence[Sample]) -> Verdict:
     """The verdict on all rows together."""
     material = MATERIAL * (wall.base_ns or 0)
-    layers = [row for row in levels["layers"] if row.beyond_noise and abs(row.difference_ns) >= material]
+    large = {level: [row for row in rows if abs(row.difference_ns) >= material] for level, rows in levels.items()}
+    layers = [row for row in large["layers"] if row.beyond_noise]
     if wall.beyond_noise:
+        # The layers' differences add up to that of the wall time: that one is no noise, so its largest parts are none.
         sign = 1 if wall.difference_ns > 0 else -1
         status = "slower" if sign > 0 else "faster"
         text = f"The new side is {amount(wall)} {status}"
-        mine = [row for row in layers if row.difference_ns * sign > 0]
+        mine = [row for row in large["layers"] if row.difference_ns * sign > 0]
+        layers = [row for row in layers if row in mine] or mine[:1]
     elif layers:
         sign = 1 if layers[0].difference_ns > 0 else -1
         status, mine = "shifted", layers[:1]
@@ -52,7 +56,7 @@ def judge(wall: Row, levels: dict[str, list[Row]], base: Sequence[Sample], new: 
     elif wall.beyond_noise is None:
         return Verdict("unknown", f"The new side differs by {signed(wall)}; nothing shows how much of that is noise.")
     else:
-        return Verdict("same", f"No difference beyond noise: {signed(wall)}, {_noise(wall)}.")
+        return _within(wall, large)
     if not mine:
         return Verdict(status, f"{text}; no layer stands out.")
     top = mine[0]
@@ -74,6 +78,22 @@ def judge(wall: Row, levels: dict[str, list[Row]], base: Sequence[Sample], new: 
     others = [f"{row.label} ({signed(row)})" for row in layers if row is not top][:2]
     verdict.sentence += f"; also {listed(others)}." if others else "."
     return verdict
+
+
+def _within(wall: Row, large: dict[str, list[Row]]) -> Verdict:
+    """Nothing shows in the whole or in a layer; perhaps one thing inside does."""
+    for level in ("modules", "spans", "kernels", "operators"):
+        found = [row for row in large.get(level, ()) if row.beyond_noise]
+        if found:
+            row = found[0]
+            label = f"the {by_number(row.layer).title} (layer {row.layer})"
+            text = (
+                f"As a whole there is no difference beyond noise ({signed(wall)}), but in {label} `{row.label}` "
+                f"took {duration(abs(row.difference_ns))} {'more' if row.difference_ns > 0 else 'less'} "
+                f"({duration(row.base_ns or 0)} → {duration(row.new_ns or 0)})."
+            )
+            return Verdict("shifted", text, row.layer, label, level, row.key, f"`{row.label}` ({signed(row)})")
+    return Verdict("same", f"No difference beyond noise: {signed(wall)}, {_noise(wall)}.")
 
 
 def amount(row: Row) -> str:
