@@ -11,6 +11,7 @@ them arrive `{"push": "records", "rows": [[group, name, start_ns, end_ns, thread
 `{"push": "columns", "group": …, "header": …, "arrays": [[name, type code, bytes], …]}` with the arrays in the blob.
 
     hello, facts            what this process is
+    functions               which object each of the engine's functions is
     clock                   its time
     enable group options    disable group
     mark                    forget what is here: a new pass begins
@@ -76,6 +77,7 @@ class Server:
         self._commands: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "hello": self._facts,
             "facts": self._facts,
+            "functions": lambda request: {"functions": core.engine_functions()},
             "clock": lambda request: {"time_ns": time.time_ns()},
             "enable": self._enable,
             "disable": self._disable,

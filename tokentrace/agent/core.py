@@ -146,6 +146,14 @@ def engine_facts() -> dict[str, Any]:
     return {}
 
 
+def engine_functions() -> dict[str, int]:
+    """Which object each function of the engine is right now; empty where nobody can say."""
+    if _VLLM in sys.modules:
+        found: dict[str, int] = import_module(f"{__package__}.vllm_facts").functions()
+        return found
+    return {}
+
+
 def register_group(name: str, factory: Callable[[], Group]) -> None:
     """Make a group known, or put another in the place of a built-in one."""
     _factories[name] = factory

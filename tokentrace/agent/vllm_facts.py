@@ -38,6 +38,12 @@ def facts() -> dict[str, Any]:
     return told
 
 
+def functions() -> dict[str, int]:
+    """Which object each function is that may be watched, and how many stand on the model itself: the same before
+    somebody attached and after they have gone."""
+    return {**vllm_names.identities(), "functions on the model": works.own_attributes()}
+
+
 def _versions() -> dict[str, str]:
     found = {}
     for name in _PACKAGES:

@@ -114,6 +114,21 @@ def purposes() -> list[str]:
     return list(dict.fromkeys(name.purpose for name in NAMES))
 
 
+def identities() -> dict[str, int]:
+    """The functions of this process that are known here, and which object each of them is right now."""
+    found = {}
+    for name in NAMES:
+        module, _, path = name.target.partition(":")
+        *steps, last = path.split(".")
+        owner: Any = sys.modules.get(module)
+        for step in steps:
+            owner = getattr(owner, step, None)
+        raw = getattr(owner, "__dict__", {}).get(last)
+        if raw is not None:
+            found[name.target] = id(raw)
+    return found
+
+
 def find(purpose: str, running: str) -> tuple[str, str]:
     """(target, "") of one purpose in this process; ("", "not loaded") when nothing of it is in this process, and
     ("", "missing: …") when its module is here and the function is not."""

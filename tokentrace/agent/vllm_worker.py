@@ -14,6 +14,7 @@ the sampling. V1 on CPU was run; V2, GPUs and several ranks were read.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from functools import wraps
 from threading import get_ident, get_native_id
@@ -50,6 +51,16 @@ class Works:
         self.config: Any = None  # vLLM's, once it was seen
         self.model: Any = None
         self._on_model: list[tuple[Any, list[Hook]]] = []
+        self._seen: Any = None
+
+    def own_attributes(self) -> int:
+        """How many functions stand on the model's own objects instead of its classes: what hooks leave there while
+        they are in place. -1: no model was seen yet."""
+        model = self._seen() if self._seen is not None else None
+        if model is None:
+            return -1
+        names = ("forward", "compute_logits")
+        return sum(name in vars(module) for module in model.modules() for name in names)
 
     def makers(self) -> dict[str, Make]:
         def hook(after: Any = None, before: Any = None, make: Any = None) -> Make:
@@ -142,7 +153,7 @@ class Works:
         model = model_of(runner)
         if model is None or any(known is model for known, _ in self._on_model):
             return
-        self.model = model
+        self.model, self._seen = model, weakref.ref(model)
         hooks = []
         if callable(getattr(model, "compute_logits", None)):
             hooks.append(Hook("model:compute_logits", self._headed, owner=model))

@@ -135,6 +135,11 @@ class AgentClient:
                 self.faults = list(self._facts.get("faults") or ())
         return self._facts
 
+    def functions(self) -> Mapping[str, int]:
+        """Which object each function of the engine is: the same before and after a trace. Raises ProbeUnavailable."""
+        found: Mapping[str, int] = self._ask("functions")["functions"]
+        return found
+
     def enable(self, group: str, options: Mapping[str, Any] | None = None) -> None:
         """Switch a group on. The first caller's options hold. Raises ProbeUnavailable with the agent's reason."""
         if not self._users.get(group):
