@@ -67,7 +67,7 @@ def judge(logs: list[Log], live: Live) -> Result:
 
 CHECKS = (
     Check(
-        "TT507", "the GPU works during a request",
+        "TT507", "GPU at work",
         "A model that quietly runs on the processor answers correctly and slowly. Utilization counts any kernel that "
         "is there, so it is shown beside power.",
         "Utilization and power of every GPU before, during and after the live call.",

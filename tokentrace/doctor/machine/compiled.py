@@ -92,7 +92,7 @@ def judge(new: Mapping[str, list[str]], first_ns: int | None, second_ns: int | N
 
 CHECKS = (
     Check(
-        "TT209", "nothing is compiled during a request",
+        "TT209", "caches: hit or miss",
         "Kernels that are compiled at the first request make it seconds slower, and a health check may kill the server "
         "meanwhile.",
         "The files of every cache before and after the live call, and its two times to the first token.",

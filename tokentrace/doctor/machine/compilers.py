@@ -106,7 +106,7 @@ def version_of(program: str, *arguments: str) -> str:
 
 CHECKS = (
     Check(
-        "TT205", "the compilers that compilers call are there",
+        "TT205", "compilers",
         "Triton builds its launcher with a C compiler, inductor its C++ kernels; FlashInfer and DeepGEMM call nvcc and "
         "ninja for kernels that come uncompiled.",
         "PATH, CC, CXX, CUDA_HOME of the serving process; versions as the programs print them.",

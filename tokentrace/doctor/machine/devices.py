@@ -168,7 +168,7 @@ def _selection(one: visible.Selection, count: int, view: View) -> Result:
 
 CHECKS = (
     Check(
-        "TT501", "a GPU that is there can be used",
+        "TT501", "GPU and driver",
         "A GPU on the bus helps nobody without its kernel driver, its device nodes and the right to open them; a "
         "container gets none of these by itself.",
         "The PCI bus, /proc/driver/nvidia, /sys/class/kfd, /dev/nvidia*, /dev/kfd, /dev/dri/renderD*, one line per "
@@ -177,7 +177,7 @@ CHECKS = (
         on_the_servers_machine("TT501", device),
     ),
     Check(
-        "TT502", "no variable hides the GPUs",
+        "TT502", "visible GPUs",
         "CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES choose and renumber GPUs; empty, -1, a "
         "repetition or a number that is too large hides them without any message.",
         "Those variables of the serving process against the list of cards, with the mapping of numbers.",

@@ -76,7 +76,7 @@ def captured(asked: Command) -> list[int] | None:
 
 CHECKS = (
     Check(
-        "TT304", "decode steps replay captured graphs",
+        "TT304", "captured graphs",
         "A decode step is hundreds of tiny kernels; launched one by one they leave the GPU waiting, captured in a "
         "graph they do not. A batch larger than every captured size falls back.",
         "--enforce-eager, --max-num-seqs and the captured sizes in vLLM's command line.",

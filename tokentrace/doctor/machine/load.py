@@ -153,7 +153,7 @@ def _facts(log: Log, live: Live, idle: float | None, load: float | None) -> list
 
 CHECKS = (
     Check(
-        "TT107", "what the devices drew during a request",
+        "TT107", "power of the call",
         "A sensor renews its value every 20 to 100 ms or tells a mean of the last second; a call that is shorter is "
         "refused, not printed.",
         "Every sensor before, during and after the live call; joules with their error as in a trace.",

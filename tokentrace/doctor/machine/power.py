@@ -139,52 +139,52 @@ def xids(log: str) -> list[tuple[str, int]]:
 
 CHECKS = (
     Check(
-        "TT101", "a power sensor answers",
+        "TT101", "power sensors",
         "Joules come from the devices' own sensors: NVML, AMD SMI, RAPL or hwmon. Virtual machines usually show none.",
         "Each interface in turn, with its own reason where it has nothing.",
         "Install the vendor's driver and library, or run on the machine itself.",
         on_the_servers_machine("TT101", look),
     ),
     Check(
-        "TT102", "driver and library are of one version",
+        "TT102", "driver and library",
         "An update may replace NVIDIA's library under a loaded kernel module: monitoring then breaks, running programs "
         "go on.",
         "NVML's start, /proc/driver/nvidia/version, the mapped library.",
         "Reboot, or unload and load the nvidia kernel modules.",
     ),
     Check(
-        "TT103", "which fields a device tells",
+        "TT103", "power fields",
         "Cards differ in what they measure; a missing field is told as missing, never as zero.",
         "Each field asked for by itself.",
         "None is needed for a trace.",
     ),
     Check(
-        "TT104", "nothing holds the device's clocks down",
+        "TT104", "limits and throttling",
         "A power cap or heat slows a device without any error.",
         "The limit in force against the one asked for, throttle reasons, clock and temperature.",
         "Look at cooling, power supply and power limit.",
     ),
     Check(
-        "TT105", "whose work the measured power includes",
+        "TT105", "shared cards",
         "With MIG or partitions power is measured for the whole card, other users' work included.",
         "MIG mode, compute partitions, CUDA_VISIBLE_DEVICES.",
         "Measure with the card to yourself.",
     ),
     Check(
-        "TT106", "the cards' memory and driver report no fault",
+        "TT106", "device faults",
         "Memory errors that could not be corrected and errors in the driver's log (Xid) come before crashes.",
         "NVML's ECC counts and remapped rows, persistence mode, Xid lines of the kernel's log where it may be read.",
         "Reset or replace the card.",
         on_the_servers_machine("TT106", health),
     ),
     Check(
-        "TT108", "the processor's energy counters may be read",
+        "TT108", "processor's energy",
         "Since 2020 only root may read RAPL's counters; a tool that ignores this shows no or zero joules.",
         "The permission of /sys/class/powercap/intel-rapl*/energy_uj.",
         "sudo chmod a+r on the file that is named, or run as root.",
     ),
     Check(
-        "TT109", "one distribution provides the module pynvml",
+        "TT109", "module pynvml",
         "The deprecated distribution pynvml shadows nvidia-ml-py.",
         "The installed distributions that provide the module.",
         "pip uninstall pynvml, and keep nvidia-ml-py.",

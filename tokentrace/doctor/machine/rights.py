@@ -156,7 +156,7 @@ def platform(situation: Situation, view: View) -> Iterable[Result]:
 
 CHECKS = (
     Check(
-        "TT402", "GPU counters and kernel times may be read",
+        "TT402", "rights to profile",
         "NVIDIA's driver keeps hardware counters for administrators by default; kernel times, which the trace uses, "
         "usually come without.",
         "RmProfilingAdminOnly in /proc/driver/nvidia/params, the serving process's capabilities, "
@@ -165,21 +165,21 @@ CHECKS = (
         on_the_servers_machine("TT402", counters),
     ),
     Check(
-        "TT403", "the tracing library belongs to torch's CUDA",
+        "TT403", "tracing library",
         "A libcupti of another CUDA in LD_LIBRARY_PATH leaves kernels out of the profile, with one warning at start.",
         "The libraries mapped in the server, LD_LIBRARY_PATH, torch/version.py.",
         "Take the other CUDA's folder out of LD_LIBRARY_PATH.",
         on_the_servers_machine("TT403", cupti),
     ),
     Check(
-        "TT404", "no other profiler holds the device",
+        "TT404", "other profilers",
         "The driver serves one tracer at a time; nsys or ncu beside the server leaves this one blind.",
         "The names of this machine's processes.",
         "Let the other profiler finish, or pause DCGM: dcgmi profile --pause.",
         on_the_servers_machine("TT404", holders),
     ),
     Check(
-        "TT406", "this platform records kernels",
+        "TT406", "platform",
         "Under WSL the profiler gets no kernels on most versions; the GPU works all the same.",
         "/proc/version.",
         "Profile on Linux itself.",

@@ -115,7 +115,7 @@ def _files(view: View, folder: str) -> Sequence[str]:
 
 CHECKS = (
     Check(
-        "TT405", "vLLM's profiler is switched on in the way its version wants",
+        "TT405", "vLLM's profiler",
         "Up to 0.15 vLLM reads VLLM_TORCH_PROFILER_DIR, from 0.16 only --profiler-config; with the wrong one "
         "/start_profile answers 404 and nothing is logged.",
         "vLLM's version, its command line and environment, and whether the route exists (asked with GET, which starts "

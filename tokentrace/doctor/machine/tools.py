@@ -61,7 +61,7 @@ def _find(view: View, name: str, path: str) -> str:
 
 CHECKS = (
     Check(
-        "TT302", "the vendors' profilers",
+        "TT302", "vendors' profilers",
         "nsys, ncu and rocprof look deeper than the trace does; they are told with their versions, none is needed.",
         "PATH and the vendors' usual folders.",
         "Install Nsight Systems, Nsight Compute or ROCm's profiler if you want them.",

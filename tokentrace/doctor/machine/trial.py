@@ -212,21 +212,21 @@ def _facts(found: Mapping[str, Any]) -> tuple[str, ...]:
 
 CHECKS = (
     Check(
-        "TT401", "torch's profiler works",
+        "TT401", "torch's profiler",
         "Layers 4 and 3 come from torch.profiler; a torch that cannot profile leaves them dark.",
         "A few operators, really profiled in a process of their own that ends within its time and writes nothing.",
         "Reinstall torch, or use torch 2.6 or later.",
         on_the_servers_machine("TT401", look), seconds=SECONDS,
     ),
     Check(
-        "TT301", "kernels are recorded and joined to their launches",
+        "TT301", "kernels and launches",
         "On a GPU each kernel carries the correlation id of its launch; without the driver's tracing interface only "
         "the launches are seen. On a processor the leaf operators are the last thing that can be seen.",
         "The same profile as TT401.",
         "Let the driver's tracing interface in: see TT402, TT403 and TT404.",
     ),
     Check(
-        "TT509", "torch computes on the GPU",
+        "TT509", "torch on the GPU",
         "A driver, a build and a card can each be right and still not fit each other: torch has no code for a card "
         "that is newer or older than it.",
         "The same profile as TT401: whether torch starts on the GPU, and its architectures against the card.",
