@@ -170,3 +170,15 @@ def test_server_root() -> None:
     assert server_root("http://h/prefix/v1") == "http://h/prefix"
     assert server_root("http://h") == "http://h"
     assert server_root("https://api.groq.com/openai/v1") == "https://api.groq.com/openai"
+
+
+@pytest.mark.parametrize("text", ["None", "null", "undefined", "${OPENAI_BASE_URL}", "%URL%"])
+def test_words_that_stand_for_no_address(text: str) -> None:
+    with pytest.raises(ConfigError, match="no address"):
+        normalise(text, "OPENAI_BASE_URL")
+
+
+def test_a_key_in_the_place_of_the_address_is_not_shown() -> None:
+    with pytest.raises(ConfigError, match="looks like a key") as told:
+        normalise("sk-proj-abcdefgh12345678", "OPENAI_BASE_URL")
+    assert "abcdefgh" not in str(told.value) + told.value.fix

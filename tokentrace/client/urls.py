@@ -20,6 +20,13 @@ _Wrong = Callable[[str, str], ConfigError]
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://")
 
 
+#: What programs and shells write where an address is missing.
+_NOTHING = frozenset(("none", "null", "undefined", "nil", "false", "true", "nan"))
+_VARIABLE = re.compile(r"\$\{?\w+\}?|%\w+%|\{\{.*\}\}")
+#: What keys of well-known services begin with.
+_KEY = re.compile(r"(sk-|gsk_|hf_|nvapi-|xai-|AIza|eyJ|gh[opsu]_)[A-Za-z0-9_.-]{8,}$")
+
+
 @dataclass(frozen=True, slots=True)
 class BaseUrl:
     """`url` is the root that routes are appended to, `query` what follows each of them ("" or "?api-version=…")."""
@@ -52,6 +59,11 @@ def normalise(text: str, source: str = "") -> BaseUrl:
         notes.append(f"quotes or spaces around the base URL{said} were dropped")
     if not raw:
         raise wrong("is empty", "give one like http://127.0.0.1:8000/v1")
+    if _KEY.match(raw):  # not shown, because it probably is one
+        fix = f"put it into OPENAI_API_KEY, and the server's address into {source or '--url'}"
+        raise ConfigError(f"the base URL{said} looks like a key, not like an address", fix=fix, layer=8)
+    if raw.lower() in _NOTHING or _VARIABLE.fullmatch(raw):
+        raise wrong("is no address", f"set {source or '--url'} to one like http://127.0.0.1:8000/v1, or unset it")
     if any(c.isspace() or ord(c) < 32 for c in raw) or "\\" in raw:
         raise wrong("contains a space or a backslash", "write it like http://127.0.0.1:8000/v1")
     match = _SCHEME.match(raw)

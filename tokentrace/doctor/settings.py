@@ -128,15 +128,15 @@ def _service(host: str) -> bool:
 
 
 def _within(host: str, suffixes: Iterable[str]) -> bool:
-    return any(host == suffix or host.endswith("." + suffix) for suffix in suffixes)
+    return any(host == suffix or host.endswith(("." + suffix, "-" + suffix)) for suffix in suffixes)
 
 
 def _others(s: Situation) -> Iterable[Result]:
     found = []
     for old, new in _OLD.items():
         if s.environ.get(old):
-            what = f"{new} is used instead" if s.environ.get(new) else "so it has no effect"
-            found.append(warn("TT809", f"{old} is set, which is not read: {what}", f"set {new}, and unset {old}"))
+            what = "is used" if s.environ.get(new) else "is what counts, and is not set"
+            found.append(warn("TT809", f"{old} is set, which is not read; {new} {what}", f"set {new}, and unset {old}"))
     ours, generic = s.environ.get("TOKENTRACE_BASE_URL"), s.environ.get("OPENAI_BASE_URL")
     if ours and generic and ours.rstrip("/") != generic.rstrip("/"):
         found.append(

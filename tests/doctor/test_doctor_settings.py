@@ -1,0 +1,228 @@
+"""Layer 8 before anything is sent: settings, keys, certificates, proxies. Whole kinds, with controls."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from pathlib import Path
+
+import pytest
+from doctor_support import CHAT, detail, everything, healthy, ids, look
+from support.certificates import make_certificate, server_context
+from support.http_servers import ForwardProxy, ScriptedServer, hello, html_answer, json_answer, models
+
+from tokentrace.doctor.check import Live, Situation
+from tokentrace.doctor.skew import skew_s
+from tokentrace.exchange import Exchange
+
+EIGHT = frozenset((8,))
+
+
+def static(url: str | None, **environ: str) -> object:
+    return look(url, environ=environ, offline=True, layers=EIGHT)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        (" http://127.0.0.1:8000/v1 ", ""),
+        ('"http://127.0.0.1:8000/v1"', ""),
+        ("http://127.0.0.1:8000/v1\n", ""),
+        ("127.0.0.1:8000", ""),
+        ("None", "None"),
+        ("null", "null"),
+        ("sk-abcdefghijkl", "looks like a key"),
+        ("ftp://127.0.0.1/v1", "ftp"),
+        ("http://", "host"),
+        ("http://127.0.0.1:99999/v1", "port"),
+        ("http://exa mple/v1", ""),
+        ("http://h/v1/chat/completions/chat/completions", "doubled"),
+        ("${OPENAI_BASE_URL}", ""),
+    ],
+)
+def test_base_urls_are_judged_without_a_request(url: str, said: str) -> None:
+    found = look(None, environ={"OPENAI_BASE_URL": url}, offline=True, layers=EIGHT)
+    verdict = found.verdict
+    if verdict.status == "fail":
+        assert verdict.check == "TT801" and verdict.fix and said in verdict.cause
+    else:
+        assert not said, verdict
+        assert "TT801" in ids(found, "ok")
+
+
+def _jwt(expires: float) -> str:
+    def part(value: object) -> str:
+        return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+
+    return f"eyJ{part({'alg': 'none'})[3:]}.{part({'exp': expires})}.sig"
+
+
+@pytest.mark.parametrize(
+    ("url", "environ", "check", "said"),
+    [
+        ("https://api.groq.com/openai/v1", {"GROQ_API_KEY": "gsk_abc"}, "TT832", "GROQ_API_KEY"),
+        ("https://api.groq.com/openai/v1", {"OPENAI_API_KEY": "sk-ant-api03-abc"}, "TT832", "Anthropic"),
+        ("https://api.openai.com/v1", {"OPENAI_API_KEY": _jwt(time.time() + 9000)}, "TT833", "OAuth"),
+        ("https://api.openai.com/v1", {"OPENAI_API_KEY": _jwt(time.time() - 9000)}, "TT833", "expired"),
+        ("https://us-aiplatform.googleapis.com/v1", {"OPENAI_API_KEY": "AIzaSyabc"}, "TT833", "OAuth"),
+        ("https://host.example/v1", {"OPENAI_API_KEY": "http://host.example/v1"}, "TT832", "is a URL"),
+        ("https://host.example/v1", {"OPENAI_API_KEY": "your-api-key"}, "TT832", "placeholder"),
+        ("https://host.example/v1", {"OPENAI_API_BASE": "http://x"}, "TT809", "OPENAI_BASE_URL"),
+    ],
+)
+def test_doubtful_keys_and_variables(url: str, environ: dict[str, str], check: str, said: str) -> None:
+    found = look(url, environ=environ, offline=True, layers=EIGHT)
+    assert check in ids(found, "warn") and said in detail(found, check), found.examination.results
+    for value in environ.values():
+        assert value not in everything(found) or value.startswith("http")
+
+
+@pytest.mark.parametrize(
+    ("url", "key"),
+    [
+        ("https://api.groq.com/openai/v1", "gsk_abcdef123456"),
+        ("http://127.0.0.1:8000/v1", "EMPTY"),
+        ("http://127.0.0.1:8000/v1", "sk-ant-api03-abc"),  # a server of one's own takes any key
+        ("https://host.example/v1", "abcdef123456"),
+    ],
+)
+def test_keys_without_doubt(url: str, key: str) -> None:
+    found = look(url, environ={"OPENAI_API_KEY": key}, offline=True, layers=EIGHT)
+    assert "TT832" in ids(found, "ok") and found.verdict.status == "ok", found.examination.results
+
+
+def test_proxies_that_swallow_requests() -> None:
+    local = {"HTTP_PROXY": "http://u:secret-pw@proxy.example:3128"}
+    found = look("http://127.0.0.1:8000/v1", environ=local, offline=True, layers=EIGHT)
+    assert "TT822" in ids(found, "warn") and "NO_PROXY=localhost" in found.verdict.fix
+    assert "secret-pw" not in everything(found)
+    for no_proxy in ("127.0.0.1", "*"):
+        found = look("http://127.0.0.1:8000/v1", environ={**local, "NO_PROXY": no_proxy}, offline=True, layers=EIGHT)
+        assert "TT822" in ids(found, "ok")
+    found = look("http://10.1.2.3:8000/v1", environ=local, offline=True, layers=EIGHT)
+    assert "private address" in detail(found, "TT822")
+    found = look("https://api.openai.com/v1", environ=local, offline=True, layers=EIGHT)
+    assert "TT822" in ids(found, "ok")
+    found = look("https://api.openai.com/v1", environ={"HTTPS_PROXY": "nonsense://x y"}, offline=True, layers=EIGHT)
+    assert "HTTPS_PROXY" in detail(found, "TT822")
+    differ = {"http_proxy": "http://a:1", "HTTP_PROXY": "http://b:1"}
+    assert "differ" in detail(look("https://x.example/v1", environ=differ, offline=True, layers=EIGHT), "TT822")
+
+
+def test_a_proxys_502_is_the_proxys() -> None:
+    with ForwardProxy(refuse=502) as proxy:
+        found = look("http://server.example/v1", environ={"http_proxy": proxy.url})
+    assert found.verdict.check == "TT821" and "proxy" in found.verdict.cause and "NO_PROXY" in found.verdict.fix
+
+
+def test_a_proxy_that_is_not_there() -> None:
+    found = look("http://server.example/v1", environ={"http_proxy": "http://127.0.0.1:9"})
+    assert found.verdict.check == "TT820" and "http_proxy" in found.verdict.cause
+
+
+def test_an_unknown_host() -> None:
+    found = look("http://no-such-host.invalid/v1")
+    assert found.verdict.check == "TT802" and "no-such-host.invalid" in found.verdict.cause
+
+
+def _https(folder: Path, **certificate: object) -> tuple[ScriptedServer, Path]:
+    authority = make_certificate(folder, "Private CA", authority=True)
+    cert, key = make_certificate(folder, "localhost", signed_by=authority, **certificate)  # type: ignore[arg-type]
+    server = ScriptedServer(tls=server_context(cert, key))
+    server.on("POST", CHAT, hello()).on("GET", "/v1/models", models("alpha"))
+    return server, authority[0]
+
+
+def test_private_authority(tmp_path: Path) -> None:
+    server, authority = _https(tmp_path)
+    with server:
+        found = look(server.url + "/v1")
+        assert found.verdict.check == "TT811" and "Private CA" in everything(found)
+        assert "SSL_CERT_FILE" in found.verdict.fix and "verify" not in found.verdict.fix
+        trusted = look(server.url + "/v1", environ={"SSL_CERT_FILE": str(authority)})
+        assert trusted.verdict.status != "fail"
+        assert "expires on" in detail(trusted, "TT817") and "TT817" in ids(trusted, "warn")  # it has two days
+
+
+def test_certificate_of_another_name(tmp_path: Path) -> None:
+    server, authority = _https(tmp_path, names=("DNS:other.example",))
+    with server:
+        found = look(server.url + "/v1", environ={"SSL_CERT_FILE": str(authority)})
+    assert found.verdict.check == "TT812"
+
+
+def test_expired_certificate(tmp_path: Path) -> None:
+    server, authority = _https(tmp_path, days=0)
+    time.sleep(1.1)
+    with server:
+        found = look(server.url + "/v1", environ={"SSL_CERT_FILE": str(authority)})
+    assert found.verdict.check == "TT810" and "expired" in found.verdict.cause
+
+
+def test_http_and_https_mixed_up(tmp_path: Path) -> None:
+    with healthy() as plain:
+        found = look(plain.url.replace("http://", "https://") + "/v1")
+        assert found.verdict.check == "TT813" and f"http://127.0.0.1:{plain.port}/v1" in found.verdict.fix
+
+
+def test_certificate_files_that_are_not_there() -> None:
+    missing = {"SSL_CERT_FILE": "/nonexistent/ca.pem"}
+    found = look("https://host.example/v1", environ=missing, offline=True, layers=EIGHT)
+    assert found.verdict.check == "TT816" and "/nonexistent/ca.pem" in found.verdict.cause
+    found = look("http://127.0.0.1:1/v1", environ=missing, offline=True, layers=EIGHT)
+    assert found.verdict.exit_code == 0
+
+
+def _answered(date: str) -> Situation:
+    x = Exchange("http://h/v1", "m", 1, "")
+    x.status_code, x.start_ns, x.end_ns = 200, 1_700_000_000 * 10**9, 1_700_000_002 * 10**9
+    x.response_headers = {"date": date}
+    return Situation("endpoint", {}, 0.0, live=Live(first=x))
+
+
+def test_clock_skew() -> None:
+    assert skew_s(_answered("Tue, 14 Nov 2023 22:13:21 GMT")) == (0.0, 2.0)
+    ahead = skew_s(_answered("Tue, 14 Nov 2023 22:23:21 GMT"))
+    assert ahead is not None and ahead[0] == 600
+    for wrong in ("", "yesterday", "Tue, 99 Nov 2023 22:23:21 GMT", "\x00"):
+        assert skew_s(_answered(wrong)) is None
+    with healthy() as server:
+        server.on("POST", CHAT, hello().with_headers(Date="Mon, 01 Jan 2001 00:00:00 GMT"))
+        found = look(server.url + "/v1")
+    assert "TT880" in ids(found, "warn") and "behind" in detail(found, "TT880")
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "check", "said"),
+    [
+        (401, {}, "TT830", "key"),
+        (403, {}, "TT834", "403"),
+        (404, {}, "TT840", "404"),
+        (405, {}, "TT842", "405"),
+        (413, {"Server": "nginx"}, "TT843", "413"),
+        (415, {}, "TT844", "415"),
+        (422, {}, "TT844", "422"),
+        (429, {"Retry-After": "7"}, "TT845", "7 s"),
+        (500, {}, "TT846", "server"),
+        (502, {"Server": "nginx"}, "TT847", "nginx"),
+        (503, {"Server": "envoy"}, "TT847", "Envoy"),
+        (504, {"Server": "cloudflare"}, "TT847", "Cloudflare"),
+    ],
+)
+def test_statuses_and_whose_they_are(status: int, headers: dict[str, str], check: str, said: str) -> None:
+    with healthy() as server:
+        answer = html_answer("<html>no</html>", status, **headers) if headers.get("Server") else json_answer({}, status)
+        server.on("POST", CHAT, answer.with_headers(**headers))
+        found = look(server.url + "/v1")
+    assert found.verdict.check == check and said in found.verdict.cause + found.verdict.fix, found.verdict
+
+
+def test_unknown_model_with_the_nearest() -> None:
+    with healthy("/models/alpha-7b", "beta") as server:
+        wrong = {"error": {"message": "The model `alpha-7b` does not exist.", "code": 404}}
+        server.on("POST", CHAT, json_answer(wrong, 404))
+        found = look(server.url + "/v1", model="alpha-7b")
+        assert found.verdict.check == "TT841" and "/models/alpha-7b" in found.verdict.fix
+        unnamed = look(server.url + "/v1")
+        assert unnamed.verdict.check == "TT841" and "no model was named" in unnamed.verdict.cause
