@@ -98,14 +98,13 @@ def open(found: Found, *, method: str = "auto") -> Attached:
         _connect(attached, method)
         if method != "agent":
             _put_in(attached, method)
+        if not attached.inside and method != "auto":
+            raise AttachError(attached.reason, fix=attached.fix)
     except BaseException:
         attached.close()
         raise
     if not attached.inside:
-        if method == "auto":
-            attached._stack.close()
-            return attached
-        raise AttachError(attached.reason, fix=attached.fix)
+        attached._stack.close()
     return attached
 
 

@@ -53,8 +53,11 @@ def _gone(process: ServerProcess) -> Obstacle:
 
 
 def _identity(process: ServerProcess) -> Obstacle | None:
-    if proc.status(process.pid).state in ("Z", "X") or abs(proc.started(process.pid) - process.started) > 2.0:
+    state = proc.status(process.pid).state
+    if state in ("Z", "X") or abs(proc.started(process.pid) - process.started) > 2.0:
         return _gone(process)
+    if state == "T":
+        return Obstacle(f"process {process.pid} is stopped", f"let it go on: kill -CONT {process.pid}")
     return None
 
 

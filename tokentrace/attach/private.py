@@ -80,20 +80,32 @@ def only_one(pid: int) -> Iterator[None]:
     The kernel lets go of it when we end, in whatever manner.
     """
     path = own_folder() / f"attach-{pid}.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    descriptor = _locked(path, pid)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(descriptor, 20).decode("ascii", "replace").strip() or "unknown"
-            raise AttachError(
-                f"another tokentrace (process {holder}) is attached to process {pid}", fix="end that one first"
-            ) from None
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield
         path.unlink(missing_ok=True)
     finally:
+        os.close(descriptor)
+
+
+def _locked(path: Path, pid: int) -> int:
+    """The open, locked file at `path`: not one that its last holder has just removed."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.stat().st_ino == os.fstat(descriptor).st_ino:
+                return descriptor
+        except FileNotFoundError:
+            pass
+        except BlockingIOError:
+            holder = os.read(descriptor, 20).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            raise AttachError(
+                f"another tokentrace (process {holder}) is attached to process {pid}", fix="end that one first"
+            ) from None
         os.close(descriptor)
 
 

@@ -1,0 +1,253 @@
+"""Putting the agent into processes that do all sorts of things, and what they find afterwards: nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Program
+
+from tokentrace import attach
+from tokentrace.attach import inject, payload, private
+from tokentrace.attach.stub import CODE, PAGE
+from tokentrace.errors import AttachError
+
+#: Repeats of the tests that look for rare harm.
+REPEATS = int(os.environ.get("TOKENTRACE_ATTACH_REPEATS", "50"))
+STUB = Path(attach.__file__).with_name("stub.S")
+Start = Callable[..., Program]
+
+
+def unharmed(program: Program) -> None:
+    said = program.end()
+    assert program.process.returncode == 0
+    assert said["rounds"] > 0 and said["wrong"] == 0
+    assert said["modules"] == [] and said["finders"] and said["threads"] == 0 and said["names"] == []
+
+
+def through(program: Program, times: int) -> None:
+    """Attach, ask, detach."""
+    for _ in range(times):
+        with attach.open(program.found, method="borrow") as attached:
+            assert attached.depth == "injected"
+            assert attached.agents[0].facts()["pid"] == program.pid
+            assert attached.notes == []
+            left = attached.close()
+        assert left == []
+
+
+@pytest.mark.parametrize("mode", ["waiting", "sleeping", "extension"])
+def test_a_process_is_as_it_was_after_attaching(program: Start, mode: str) -> None:
+    running = program(mode)
+    through(running, max(1, REPEATS // 5))
+    unharmed(running)
+
+
+def test_a_process_that_fights_for_its_lock_keeps_its_registers(program: Start) -> None:
+    running = program("computing")
+    through(running, REPEATS)
+    unharmed(running)
+
+
+@pytest.mark.model
+def test_a_process_full_of_tensors_keeps_its_results(program: Start) -> None:
+    running = program("tensors")
+    through(running, REPEATS)
+    unharmed(running)
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.12", "3.13", "3.14"])
+def test_other_pythons_get_the_sources(program: Start, version: str) -> None:
+    folders = [*os.environ.get("PATH", "").split(os.pathsep), *map(str, Path.home().glob(".pyenv/versions/*/bin"))]
+    for folder in folders:
+        python = Path(folder) / f"python{version}"
+        if python.exists() and ".pyenv/shims" not in folder:
+            break
+    else:
+        pytest.skip(f"there is no Python {version} here")
+    running = program("computing", python=str(python))
+    through(running, 3)
+    unharmed(running)
+
+
+def test_groups_are_off_and_hooks_gone_after_detaching(program: Start) -> None:
+    running = program("waiting")
+    with attach.open(running.found) as attached:
+        attached.agents[0].enable("jit")  # puts an import hook into sys.meta_path
+        assert attached.agents[0].facts()["on"] == ["jit"]
+    unharmed(running)
+
+
+@pytest.mark.skipif(shutil.which("gdb") is None, reason="gdb is not installed")
+def test_the_debugger_gets_in_too(program: Start) -> None:
+    running = program("computing")
+    with attach.open(running.found, method="gdb") as attached:
+        assert attached.inside[0].way == "gdb"
+    unharmed(running)
+
+
+def test_another_attach_is_refused_while_one_goes_on(program: Start) -> None:
+    running = program("waiting")
+    with attach.open(running.found), pytest.raises(AttachError, match=f"process {os.getpid()}.* is attached") as second:
+        attach.open(running.found)
+    assert second.value.fix
+    through(running, 1)  # and goes again once the first has ended
+    unharmed(running)
+
+
+def test_two_attaches_in_two_runtime_folders_do_not_meet_in_one_process(program: Start, tmp_path: Path) -> None:
+    running = program("waiting")
+    code = (
+        "import sys, pickle, tokentrace.attach as a; found = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "try: a.open(found, method='borrow')\nexcept Exception as error: print(error)"
+    )
+    import pickle
+
+    (tmp_path / "found").write_bytes(pickle.dumps(running.found))
+    elsewhere = tmp_path / "run"
+    elsewhere.mkdir(mode=0o700)
+    with attach.open(running.found):
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "found")],
+            env={**os.environ, "XDG_RUNTIME_DIR": str(elsewhere)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert "another tokentrace" in done.stdout
+    unharmed(running)
+
+
+def test_a_killed_tokentrace_leaves_nothing_behind(program: Start, tmp_path: Path) -> None:
+    import pickle
+
+    running = program("computing")
+    (tmp_path / "found").write_bytes(pickle.dumps(running.found))
+    code = (
+        "import sys, time, pickle, tokentrace.attach as a; found = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "attached = a.open(found); attached.agents[0].enable('jit')\n"
+        "print(attached.inside[0].socket, flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "found")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tokentrace:
+        assert tokentrace.stdout is not None
+        socket = Path(tokentrace.stdout.readline().strip())
+        assert socket.exists()
+        tokentrace.kill()
+    deadline = time.monotonic() + 10
+    while socket.exists():
+        assert time.monotonic() < deadline, "the agent has not left"
+        time.sleep(0.05)
+    unharmed(running)
+
+
+def test_a_tokentrace_killed_in_mid_injection_harms_nobody(program: Start, tmp_path: Path) -> None:
+    import pickle
+
+    running = program("computing")
+    (tmp_path / "found").write_bytes(pickle.dumps(running.found))
+    code = (
+        "import sys, pickle, tokentrace.attach as a; found = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "from tokentrace.attach import inject; print('go', flush=True); a.open(found).close(); print('end')"
+    )
+    for _ in range(5):
+        command = [sys.executable, "-c", code, str(tmp_path / "found")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tokentrace:
+            assert tokentrace.stdout is not None
+            tokentrace.stdout.readline()
+            time.sleep(random.uniform(0.0, 0.4))
+            tokentrace.kill()
+    time.sleep(1.0)
+    said = running.end()
+    assert running.process.returncode == 0 and said["rounds"] > 0 and said["wrong"] == 0
+
+
+def test_a_target_that_dies_on_the_way_is_one_sentence(program: Start) -> None:
+    for delay in (0.0, 0.05, 0.1, 0.2, 0.3):
+        running = program("computing")
+        found = running.found
+        threading.Timer(delay, running.process.kill).start()
+        try:
+            with attach.open(found, method="borrow") as attached:
+                running.process.wait(10)
+            assert attached.close() == []
+        except AttachError as error:
+            assert str(running.pid) in str(error) and error.fix
+        running.process.wait(10)
+
+
+def test_a_stalled_process_is_left_alone_in_time(program: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = program("stalled")
+    monkeypatch.setattr(inject, "RUN_S", 0.3)
+    told = []
+    for _ in range(4):
+        try:
+            attach.open(running.found, method="borrow").close()
+        except AttachError as error:
+            told.append(str(error))
+            assert error.fix
+        time.sleep(0.1)
+    # The first one borrows the thread that reads; while that one waits for the lock there is none left to borrow.
+    assert any("interpreter's lock" in one for one in told), told
+    assert all("interpreter's lock" in one or "no thread" in one for one in told), told
+    time.sleep(3.0)  # the strings that were left run now, and must not start anything
+    said = running.end()
+    assert said["modules"] == [] and said["threads"] == 0
+
+
+def test_each_injection_is_noted_with_the_code_s_hash(program: Start, runtime: Path) -> None:
+    running = program("waiting")
+    through(running, 1)
+    line = (runtime / "tokentrace" / private.AUDIT).read_text()
+    assert re.fullmatch(
+        rf"\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\dZ uid={os.geteuid()} user=\S+ pid={running.pid} title='live_program' "
+        rf"how=borrow code=sha256:{payload.code_hash()}\n",
+        line,
+    )
+    left = sorted(path.name for path in (runtime / "tokentrace").iterdir())
+    assert left == [private.AUDIT]
+    assert (runtime / "tokentrace").stat().st_mode & 0o777 == 0o700
+
+
+def test_what_is_sent_asks_for_no_tokentrace() -> None:
+    for name, text in payload.sources().items():
+        assert name.split(".")[0] == payload.PACKAGE
+        assert not re.search(r"^\s*(from|import) tokentrace\b", text, re.MULTILINE), name
+
+
+@pytest.mark.skipif(not all(map(shutil.which, ("as", "ld", "objcopy"))), reason="no binutils here")
+def test_the_machine_code_is_its_source(tmp_path: Path) -> None:
+    made = tmp_path / "stub"
+    for command in (
+        ["as", "--64", "-o", f"{made}.o", str(STUB)],
+        ["ld", "-Ttext=0", "-o", f"{made}.elf", f"{made}.o"],
+        ["objcopy", "-O", "binary", "-j", ".text", f"{made}.elf", f"{made}.bin"],
+    ):
+        subprocess.run(command, check=True, capture_output=True)
+    data = Path(f"{made}.bin").read_bytes()
+    assert data[: len(CODE)] == CODE
+    assert not any(data[len(CODE) : PAGE]), "the source has more code than the bytes"
+
+
+def test_a_signal_that_comes_meanwhile_arrives(program: Start) -> None:
+    running = program("sleeping")
+    for _ in range(5):
+        threading.Timer(random.uniform(0.05, 0.3), os.kill, (running.pid, signal.SIGCONT)).start()
+        through(running, 1)
+    threading.Timer(0.1, os.kill, (running.pid, signal.SIGTERM)).start()
+    with attach.open(running.found, method="borrow"):
+        text, _ = running.process.communicate(timeout=30)
+    assert json.loads(text.splitlines()[-1])["rounds"] > 0
+    assert running.process.returncode == 0
