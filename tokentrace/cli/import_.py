@@ -14,7 +14,10 @@ import click
 from tokentrace.errors import UsageError
 
 if TYPE_CHECKING:
+    from datetime import tzinfo
+
     from tokentrace.importers import Imported
+    from tokentrace.probe import Finding
 
 #: An import that takes no longer shows no progress.
 _QUIET_S = 1.0
@@ -25,25 +28,44 @@ _QUIET_S = 1.0
 @click.option("--window", metavar="START-END", help="Only this stretch, in ms from the first event, such as 100-250.")
 @click.option("--step", type=int, help="Only the step with this number.")
 @click.option("--rank", type=int, help="Only this rank of a folder of ranks.")
+@click.option("--zone", metavar="ZONE", help="Time zone of a power dump, such as Europe/Berlin or +02:00; default UTC.")
 @click.option("-o", "--out", metavar="FILE", help="Write the trace; the suffix chooses the format.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures and findings as JSON.")
 def command(
-    files: tuple[str, ...], window: str | None, step: int | None, rank: int | None, out: str | None, as_json: bool
+    files: tuple[str, ...],
+    window: str | None,
+    step: int | None,
+    rank: int | None,
+    zone: str | None,
+    out: str | None,
+    as_json: bool,
 ) -> None:
     """Read GPU recordings: torch.profiler JSON (.json, .json.gz), nsys .sqlite, rocprofv3 JSON, a folder of ranks.
+
+    Compile logs and power dumps (nvidia-smi, rocm-smi, amd-smi) beside a recording, or power dumps beside a saved run,
+    are joined to it by time.
 
     \b
     Examples:
       tokentrace import trace.json.gz
       tokentrace import ranks/ --rank 3 --json
       tokentrace import trace.json.gz --window 100-250 -o cut.jsonl
+      tokentrace import 20261130-101500 power.csv --zone Europe/Berlin
     """
     from tokentrace import importers
     from tokentrace.emit import save
 
+    run = _saved_run(files)
+    if run is not None:
+        if window or step is not None or rank is not None:
+            raise UsageError("--window, --step and --rank cut recordings, not a run", fix="leave them out")
+        _power_of(run, files, _zone(zone), out, as_json)
+        return
     line = _ProgressLine()
     try:
-        imported = importers.load(list(files), window=_window(window), step=step, rank=rank, progress=line.tell)
+        imported = importers.load(
+            list(files), window=_window(window), step=step, rank=rank, zone=_zone(zone), progress=line.tell
+        )
     finally:
         line.end()
     written: list[str] = []
@@ -64,10 +86,7 @@ def command(
                 {"layer": s.layer, "status": s.status, "reason": s.reason, "fix": s.fix, "facts": _plain(s.facts)}
                 for s in imported.layers
             ],
-            "findings": [
-                {"layer": f.layer, "status": f.status, "sentence": f.sentence, "evidence": f.evidence, "fix": f.fix}
-                for f in imported.findings
-            ],
+            "findings": _findings(imported.findings),
             "lost": imported.lost,
             "spans": {"produced": len(imported.trace)},
             "files": written,
@@ -79,6 +98,70 @@ def command(
         click.echo(f"trace: {path} ({len(imported.trace)} spans)")
 
 
+def _saved_run(files: tuple[str, ...]) -> tuple[str, Path] | None:
+    """(as given, its trace) of the first argument that is a run of tokentrace, None when there is none."""
+    from tokentrace import runs
+
+    for given in files:
+        path = Path(given)
+        if path.is_file() and not path.name.endswith((".jsonl", ".jsonl.gz")):
+            continue
+        if path.is_dir() and not (path / runs.TRACE).is_file():
+            continue
+        try:
+            return given, runs.find(given)
+        except UsageError:
+            continue
+    return None
+
+
+def _power_of(
+    run: tuple[str, Path], files: tuple[str, ...], zone: tzinfo | None, out: str | None, as_json: bool
+) -> None:
+    """Power dumps beside a saved run."""
+    from tokentrace.emit import load, save
+    from tokentrace.importers import power_dumps, power_of_run
+
+    dumps = [Path(given) for given in files if given != run[0]]
+    if not dumps:
+        raise UsageError(f"{run[0]} is a run of tokentrace already", fix=f"tokentrace show {run[0]}")
+    trace, findings = power_of_run.join_power(
+        load(run[1]), [(path.name, power_dumps.read(path, zone)) for path in dumps]
+    )
+    if out:
+        save(trace, Path(out))
+    written = [out] if out else []
+    if as_json:
+        import orjson
+
+        power = [span.attributes for span in trace.spans if span.layer == 1 and span.name == "power"]
+        document = {"schema": "tokentrace.import.power/1", "trace_id": trace.trace_id_hex, "power": power,
+                    "findings": _findings(findings), "files": written}  # fmt: skip
+        click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+        return
+    _print_findings(findings)
+    for path in written:
+        click.echo(f"trace: {path} ({len(trace)} spans)")
+
+
+def _zone(text: str | None) -> tzinfo | None:
+    if text is None:
+        return None
+    from datetime import timedelta, timezone
+    from zoneinfo import ZoneInfo
+
+    if match := re.fullmatch(r"([+-])(\d{1,2}):?(\d\d)", text.strip()):
+        minutes = int(match[2]) * 60 + int(match[3])
+        if minutes < 24 * 60:
+            return timezone(timedelta(minutes=-minutes if match[1] == "-" else minutes))
+    try:
+        return ZoneInfo(text.strip())
+    except (KeyError, ValueError, OSError) as error:
+        raise UsageError(
+            f"--zone {text!r} is no time zone that this machine knows", fix="for example --zone Europe/Berlin or +02:00"
+        ) from error
+
+
 def _window(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
@@ -87,6 +170,13 @@ def _window(text: str | None) -> tuple[int, int] | None:
         raise UsageError(f"--window {text!r} is not START-END in milliseconds", fix="for example --window 100-250")
     start, end = (int(float(part) * 1_000_000) for part in match.groups())
     return start, end
+
+
+def _findings(findings: list[Finding]) -> list[dict[str, Any]]:
+    return [
+        {"layer": f.layer, "status": f.status, "sentence": f.sentence, "evidence": f.evidence, "fix": f.fix}
+        for f in findings
+    ]
 
 
 def _plain(facts: dict[str, Any]) -> dict[str, Any]:
@@ -141,7 +231,11 @@ def _print(imported: Imported) -> None:
         click.echo(f"  {kernel['total_ns'] / 1e6:10.3f} ms  {kernel['count']:6d} x  {kernel['name'][:90]}")
     if lost["events"] or lost["reason"]:
         click.echo(f"lost: {lost['events']} events, {lost['reason']}")
-    for finding in imported.findings:
+    _print_findings(imported.findings)
+
+
+def _print_findings(findings: list[Finding]) -> None:
+    for finding in findings:
         click.echo(f"[{finding.status}] layer {finding.layer}: {finding.sentence}")
         if finding.evidence:
             click.echo(f"    evidence: {finding.evidence}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import tzinfo
 from pathlib import Path
 
 from tokentrace.errors import UsageError
@@ -18,6 +19,8 @@ from tokentrace.wording import duration
 SHARE = 2_000
 #: Compiles of a start-up belong to a recording that was made within the hour after it.
 _SAME_RUN_NS = 3_600 * 10**9
+MORE_POWER = "sample power.draw.instant and more often, or record a longer stretch"
+WRONG_TIME = "say the dump's time zone with --zone, such as --zone Europe/Berlin, or check both clocks"
 #: rocm-smi ({"card0": …) and amd-smi ([{"gpu": 0, …) write JSON too.
 _SMI_JSON = re.compile(rb'[\[{]\s*(\{\s*)?"(card\d+|system|gpu|gpu_data)"\s*:')
 
@@ -25,7 +28,8 @@ _SMI_JSON = re.compile(rb'[\[{]\s*(\{\s*)?"(card\d+|system|gpu|gpu_data)"\s*:')
 class Companions:
     """Compile logs and power dumps among the given files."""
 
-    def __init__(self) -> None:
+    def __init__(self, zone: tzinfo | None = None) -> None:
+        self._zone = zone
         self.logs: list[JitLog] = []
         self.dumps: list[tuple[str, PowerDump]] = []
 
@@ -46,7 +50,7 @@ class Companions:
         if path.stat().st_size > power_dumps.MAX_BYTES:
             return False
         try:
-            dump = power_dumps.read(path)
+            dump = power_dumps.read(path, self._zone)
         except UsageError:
             return False
         if all(sample.time_ns is None for sample in dump.samples):
@@ -89,14 +93,13 @@ class Companions:
             builder.widen(min(times), max(times))
         records = power_dumps.records(dump, *builder.bounds)
         if not records:
-            collected.more.append(
-                Finding(1, f"No sample of {name} lies in the recording's time.", f"{len(times):,} samples; "
-                        + "; ".join(dump.notes), "check the clock and the time zone of the dump", "unknown")
-            )  # fmt: skip
+            evidence = "; ".join([f"{len(times):,} samples", *dump.notes])
+            collected.more.append(Finding(1, f"No sample of {name} lies in the recording's time.", evidence, WRONG_TIME,
+                                          "unknown"))  # fmt: skip
             return
         for record in records:
             builder.add_power(record)
-            collected.more.append(_energy(record, dump.notes))
+            collected.more.append(energy_finding(record, dump.notes))
         if dump.lost:
             collected.lost.add(dump.lost, f"{name}: rows that could not be read")
         facts = {"own_ns": 0, "share": 0.0, "evidence": len(times)}
@@ -104,7 +107,8 @@ class Companions:
         collected.sources.append({"file": name, "events": len(dump.samples), "clock": "unix", "kind": dump.kind})
 
 
-def _energy(record: Record, notes: list[str]) -> Finding:
+def energy_finding(record: Record, notes: list[str], when: str = "while this was recorded") -> Finding:
+    """One sentence on what a device drew, or why that is unknown."""
     told = record.attributes
     who = str(told.get("hw.name", "the device"))
     count, scope = told.get("tokentrace.power.sample_count", 0), told.get("tokentrace.power.scope", "")
@@ -113,7 +117,11 @@ def _energy(record: Record, notes: list[str]) -> Finding:
     if joules is None:
         reason = str(told.get("tokentrace.power.reason", "too few samples"))
         evidence = "; ".join([f"{count} samples, {scope}", *notes])
-        return Finding(1, f"The energy of {who} is unknown: {reason}.", evidence, "sample more often", "unknown")
+        return Finding(1, f"The energy of {who} {when} is unknown: {reason}.", evidence, MORE_POWER, "unknown")
     error = told.get("tokentrace.power.error_joules", 0.0)
-    return Finding(1, f"{who} used {joules:.3g} J (± {error:.2g} J) while this was recorded.",
+    return Finding(1, f"{who} used {_joules(joules)} (± {_joules(error)}) {when}.",
                    "; ".join([f"{count} samples, {scope}, method {method}", *notes]))  # fmt: skip
+
+
+def _joules(value: float) -> str:
+    return f"{value:,.0f} J" if value >= 1000 else f"{value:.3g} J"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from datetime import tzinfo
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,7 @@ def load(
     window: tuple[int, int] | None = None,
     step: int | None = None,
     rank: int | None = None,
+    zone: tzinfo | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Imported:
     """Import recordings: torch.profiler/Kineto JSON (.json, .json.gz), nsys sqlite, rocprofv3 JSON, a folder of ranks.
@@ -59,16 +61,16 @@ def load(
     joined to the recordings by time.
 
     `window`: (start, end) in ns from the first event of each file; `step`: only the step with this number; `rank`: only
-    this rank's file; `progress` is told the bytes read so far of the file at hand, unpacked (of an sqlite file's tables
-    each counts for an equal share). Raises UsageError when nothing can be imported; damage that leaves something
-    readable is counted in `lost` and told in a finding.
+    this rank's file; `zone`: of power dumps whose times have none (default UTC); `progress` is told the bytes read so
+    far of the file at hand, unpacked (of an sqlite file's tables each counts for an equal share). Raises UsageError
+    when nothing can be imported; damage that leaves something readable is counted in `lost` and told in a finding.
     """
     if window is not None and not 0 <= window[0] < window[1]:
         raise UsageError("the window must be START-END with START before END", fix="for example --window 100-250")
     given = [paths] if isinstance(paths, (str, Path)) else list(paths)
     files, from_folder = _files([Path(path) for path in given])
     refused: list[str] = []
-    beside = Companions()
+    beside = Companions(zone)
     recordings = []
     for file in files:
         try:

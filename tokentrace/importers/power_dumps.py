@@ -27,6 +27,7 @@ __all__ = ["PowerDump", "PowerSample", "parse", "read", "records"]
 
 #: No dump of a text tool is longer; anything beyond is refused, packed or not.
 MAX_BYTES = 256 << 20
+_NO_SPLIT, _NO_TOKENS = Split((), ""), Tokens(None, "")
 _HEADING = re.compile(r"^#{20,}\n# (?P<title>[^\n]* :: [^\n]*)\n(?:# [^\n]*\n)*#{20,}\n", re.MULTILINE)
 _COLLECTED = re.compile(r"^collected_at:\s*(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)Z\s*$", re.MULTILINE)
 
@@ -75,8 +76,8 @@ def parse(text: str, name: str = "dump", zone: tzinfo | None = None) -> PowerDum
         dump = _capture(text, headings, zone)
     else:
         dump = _one(text, zone or timezone.utc)
-        if zone is None and any(s.time_ns is not None for s in dump.samples) and dump.kind.startswith("nvidia-smi"):
-            dump.notes.append("times have no zone in this dump and were read as UTC")
+        if any(s.time_ns is not None for s in dump.samples) and dump.kind.startswith("nvidia-smi"):
+            dump.notes.append(f"times have no zone in this dump and were read as {zone or 'UTC'}")
     if not dump.samples:
         raise UsageError(
             f"{name} is no power dump that can be read: {dump.kind or 'unknown form'}",
@@ -147,8 +148,11 @@ def _sign(quarters: int) -> str:
     return f"{'-' if quarters < 0 else '+'}{delta.seconds // 3600:02d}:{delta.seconds % 3600 // 60:02d}"
 
 
-def records(dump: PowerDump, start_ns: int, end_ns: int) -> list[Record]:
-    """One `power` record per device whose timed samples reach into [start_ns, end_ns], joined by time.
+def records(
+    dump: PowerDump, start_ns: int, end_ns: int, split: Split = _NO_SPLIT, tokens: Tokens = _NO_TOKENS
+) -> list[Record]:
+    """One `power` record per device whose timed samples reach into [start_ns, end_ns], joined by time. `split` and
+    `tokens` share the energy out where the request's steps and tokens are known.
 
     Joules come from integration where the samples suffice, else the record says why not.
     """
@@ -182,7 +186,7 @@ def records(dump: PowerDump, start_ns: int, end_ns: int) -> list[Record]:
             busy = None if s.util_percent is None else s.util_percent / 100
             log.conditions.append(Condition(s.time_ns, s.temp_c, s.clock_mhz, busy, s.throttle))
         window = Window(start_ns, end_ns, "")
-        record, _, _ = device_record(log, window, Split((), ""), Tokens(None, ""), None)
+        record, _, _ = device_record(log, window, split, tokens, None)
         result.append(record)
     return result
 
