@@ -1,0 +1,331 @@
+"""Layer 2: the caches of compiled code on real folders, real mounts and with another user's rights."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from machine_trees import Machine, as_nobody, by_id, situation, snapshot
+
+from tokentrace.doctor.check import ENGINE_DOWN, Result
+from tokentrace.doctor.machine import caches, compiled, compilers, folders, keys, view
+from tokentrace.doctor.machine.view import View
+
+VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT", "CUDA_CACHE_PATH",
+             "AMD_COMGR_CACHE_DIR", "MIOPEN_CUSTOM_CACHE_DIR", "MIOPEN_USER_DB_PATH", "FLASHINFER_WORKSPACE_BASE",
+             "DG_JIT_CACHE_DIR", "TORCH_EXTENSIONS_DIR")  # fmt: skip
+
+
+def look(environ: dict[str, str], **more: Any) -> dict[str, Result]:
+    return by_id(caches.look(situation(environ=environ), View(environ, **more)))
+
+
+def test_no_home_lists_every_bad_folder_at_once_with_its_variable(tmp_path: Path) -> None:
+    result = look({"HOME": "/dev/null", "TMPDIR": str(tmp_path)})["TT201"]
+    assert result.status == "fail" and result.explains == ENGINE_DOWN
+    assert "HOME is /dev/null" in result.detail and "HOME" in result.fix
+    text = "\n".join(result.evidence)
+    for variable in set(VARIABLES) - {"TORCHINDUCTOR_CACHE_DIR"}:
+        assert variable in text
+    assert "inductor" not in result.detail  # its default lies in the folder for temporary files
+
+
+def test_a_file_in_the_way_is_told_with_the_variable_to_set(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = look({"HOME": str(tmp_path), "TRITON_CACHE_DIR": f"{tmp_path}/file/x"})["TT201"]
+    assert result.status == "fail" and result.fix.startswith("export TRITON_CACHE_DIR=")
+    assert result.evidence == (f"triton: {tmp_path}/file/x (TRITON_CACHE_DIR): {tmp_path}/file is no folder",)
+
+
+def test_good_caches_are_told_with_size_and_age(tmp_path: Path) -> None:
+    day = time.time() - 86_400
+    for name in ("ind", "tri"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "ind/a.so").write_bytes(b"x" * 2_500)
+    os.utime(tmp_path / "ind/a.so", (day, day))
+    found = look({"HOME": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": f"{tmp_path}/ind",
+                  "TRITON_CACHE_DIR": f"{tmp_path}/tri"})  # fmt: skip
+    assert {r.status for r in found.values()} == {"ok"}
+    lines = "\n".join(found["TT201"].evidence)
+    assert "1 file, 2.5 kB, newest 1440 min old" in lines and "triton: " in lines and "0 files" in lines
+
+
+def test_a_containers_own_layer_and_memory_are_lost_at_a_restart(machine: Machine) -> None:
+    machine.write("/cache/tri/kernel.cubin", "x")
+    machine.write("/proc/self/mountinfo", "22 1 0:21 / / rw - overlay overlay rw\n")
+    machine.write("/.dockerenv")
+    seen = machine.view(environ={"HOME": "/home/me", "TRITON_CACHE_DIR": "/cache/tri"})
+    result = by_id(caches.look(situation(), seen))["TT202"]
+    assert result.status == "warn" and "lost on restart" in result.detail and "-v " in result.fix
+    assert "/cache/tri" in result.fix and len(result.evidence) == 1
+
+
+def test_an_empty_cache_in_a_container_is_no_warning(machine: Machine) -> None:
+    machine.write("/proc/self/mountinfo", "22 1 0:21 / / rw - overlay overlay rw\n")
+    assert by_id(caches.look(situation(), machine.view()))["TT202"].status == "ok"
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no tmpfs at /dev/shm")
+def test_a_cache_on_the_real_memory_file_system() -> None:
+    folder = Path("/dev/shm", f"tokentrace-{os.getpid()}")
+    folder.mkdir()
+    try:
+        (folder / "k").write_text("x")
+        found = look({"HOME": str(folder), "TRITON_CACHE_DIR": str(folder)})
+        assert found["TT202"].status == "warn" and "tmpfs" in found["TT202"].detail
+        assert found["TT201"].status == "ok"
+    finally:
+        (folder / "k").unlink()
+        folder.rmdir()
+
+
+def mount(kind: str, options: str, folder: Path) -> None:
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", kind, "-o", options, kind, str(folder)], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("this user may not mount")
+
+
+def test_a_read_only_mount_and_a_full_disk(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    mount("tmpfs", "size=1m", small)
+    try:
+        (small / "big").write_bytes(b"x" * 2**20)
+        found = look({"HOME": str(tmp_path), "TRITON_CACHE_DIR": str(small)})
+        assert found["TT203"].status == "warn" and "triton" in found["TT203"].detail and "df -h" in found["TT203"].fix
+        subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
+        result = look({"HOME": str(tmp_path), "TRITON_CACHE_DIR": str(small)})["TT201"]
+        # What is in it can still be used.
+        assert result.status == "warn" and "mounted read-only" in result.evidence[0]
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_a_network_file_system_is_told_only_when_it_is_used(machine: Machine) -> None:
+    machine.write("/proc/self/mountinfo", "22 1 0:21 / / rw - ext4 a rw\n23 22 0:22 / /nfs rw - nfs4 server:/x rw\n")
+    environ = {"HOME": "/home/me", "FLASHINFER_WORKSPACE_BASE": "/nfs"}
+    assert by_id(caches.look(situation(), machine.view(environ=environ)))["TT204"].status == "ok"
+    machine.write("/nfs/.cache/flashinfer/0.4/90/cached_ops/a/a.so", "x")
+    result = by_id(caches.look(situation(), machine.view(environ=environ)))["TT204"]
+    assert result.status == "warn" and "nfs4" in result.detail and "FLASHINFER_WORKSPACE_BASE" in result.fix
+
+
+def test_switched_off_caches_name_their_switch(tmp_path: Path) -> None:
+    result = look({"HOME": str(tmp_path), "CUDA_CACHE_DISABLE": "1"})["TT210"]
+    assert (result.status, result.fix) == ("warn", "unset CUDA_CACHE_DISABLE")
+
+
+def test_another_users_folder_cannot_be_written(public: Path) -> None:
+    (public / "triton").mkdir(mode=0o755)
+    environ = {"HOME": "/tmp", "TRITON_CACHE_DIR": str(public / "triton")}
+    if os.getuid() == 0:
+        found = as_nobody(lambda: [list(r.evidence) for r in [look(environ)["TT201"]]])
+        assert "triton: " in "".join(found[0]) and "belongs to user 0 (mode 0755)" in "".join(found[0])
+
+
+def test_a_servers_user_counts_not_ours(machine: Machine) -> None:
+    """This test may run as root, who may write everywhere; the server's user may not."""
+    machine.write("/cache/a", "x")
+    machine.write("/proc/self/status", "Uid:\t4711\t4711\t4711\t4711\nGid:\t4711\t4711\t4711\t4711\nGroups:\t4711 \n")
+    machine.write("/etc/passwd", "root:x:0:0::/root:/bin/sh\nsrv:x:4711:4711::/srv/home:/bin/sh\n")
+    seen = machine.view(pid=9, environ={"TRITON_CACHE_DIR": "/cache", "PATH": "/bin", "A": "b"})
+    assert folders.environment(seen)["HOME"] == "/srv/home"
+    result = by_id(caches.look(situation(), seen))["TT201"]
+    assert result.status == "fail" and "user 4711 may not write" in "\n".join(result.evidence)
+
+
+def test_a_server_that_may_not_be_looked_into_is_unknown_not_ok() -> None:
+    hidden = View({}, pid=3, hidden="process 3 may not be looked into: Permission denied", fix="as root")
+    found = by_id([*caches.look(situation(), hidden), *keys.look(situation(), hidden)])
+    assert {r.status for r in found.values()} == {"unknown"} and all("may not be" in r.detail for r in found.values())
+
+
+def test_looking_changes_nothing_not_even_access_times(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    for name in (".triton/cache/a/b.json", ".cache/vllm/torch_compile_cache/k/rank_0_0/b/cache_key_factors.json",
+                 ".cache/flashinfer/0.4/90a/cached_ops/x/build.ninja", ".deep_gemm/x.lock",
+                 ".nv/ComputeCache/i"):  # fmt: skip
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("{}")
+    for path in home.rglob("*"):
+        os.utime(path, (10**9, 10**9 + 5))  # access times older than changes are the ones that reading renews
+    before = snapshot(tmp_path)
+    environ = {"HOME": str(home), "TMPDIR": str(tmp_path), "PATH": os.environ["PATH"]}
+    seen = View(environ)
+    list(caches.look(situation(), seen))
+    list(keys.look(situation(), seen))
+    list(compilers.look(situation(), seen))
+    sampler = compiled._open(situation(environ=environ))
+    assert sampler is not None and sampler.read() == sampler.read()
+    assert snapshot(tmp_path) == before
+
+
+def vllm_key(home: Path, key: str, **factors: Any) -> None:
+    file = home / f".cache/vllm/torch_compile_cache/{key}/rank_0_0/backbone/cache_key_factors.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"code_hash": "c0", "compiler_hash": "k0", "config_hash": "g0", "env": {}} | factors))
+
+
+def test_a_key_that_is_new_at_each_start_names_what_changed(tmp_path: Path) -> None:
+    for number in range(4):
+        vllm_key(tmp_path, f"k{number}", env={"VLLM_NIXL_SIDE_CHANNEL_HOST": f"10.0.0.{number}", "VLLM_USE_V1": "1"})
+    result = by_id(keys.look(situation(), View({"HOME": str(tmp_path)})))["TT208"]
+    assert result.status == "warn" and "VLLM_NIXL_SIDE_CHANNEL_HOST" in result.fix and "4 times" in result.detail
+    assert "VLLM_USE_V1" not in result.detail and "10.0.0." not in "".join(
+        (result.detail, result.fix, *result.evidence)
+    )
+
+
+def test_different_models_are_no_fault(tmp_path: Path) -> None:
+    for number in range(6):
+        vllm_key(tmp_path, f"k{number}", config_hash=f"g{number}")
+    assert by_id(keys.look(situation(), View({"HOME": str(tmp_path)})))["TT208"].status == "ok"
+
+
+def test_broken_key_files_are_survived(tmp_path: Path) -> None:
+    for number, text in enumerate(("", "[", "[1]", '{"env": 3}', '{"env": {"a": null}, "config": []}')):
+        vllm_key(tmp_path, f"k{number}")
+        file = tmp_path / f".cache/vllm/torch_compile_cache/k{number}/rank_0_0/backbone/cache_key_factors.json"
+        file.write_text(text)
+    assert by_id(keys.look(situation(), View({"HOME": str(tmp_path)})))["TT208"].status == "ok"
+
+
+def flashinfer(machine: Machine, cuda_home: str) -> None:
+    machine.write("/home/me/.cache/flashinfer/0.4.0/90a/cached_ops/x/build.ninja",
+                  f"ninja_required_version = 1.3\ncuda_home = {cuda_home}\ncxx = c++\n")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("built", "now", "status"),
+    [
+        ("/usr/local/cuda-13.2", "/usr/local/cuda-13.2", "ok"),
+        ("/usr/local/cuda-13.1", "/usr/local/cuda-13.2", "warn"),
+        ("/usr/local/cuda", "/no/such", "unknown"),
+    ],
+)
+def test_flashinfer_builds_of_another_cuda_folder(machine: Machine, built: str, now: str, status: str) -> None:
+    machine.write("/usr/local/cuda-13.2/bin/nvcc")
+    flashinfer(machine, built)
+    seen = machine.view(environ={"HOME": "/home/me", "CUDA_HOME": now})
+    result = by_id(keys.look(situation(), seen))["TT207"]
+    assert result.status == status and any(built in line for line in result.evidence)
+
+
+def test_flashinfer_follows_the_symbolic_link(machine: Machine) -> None:
+    machine.write("/usr/local/cuda-13.2/bin/nvcc")
+    (machine.root / "usr/local/cuda").symlink_to("cuda-13.2")
+    flashinfer(machine, "/usr/local/cuda-13.2")
+    assert by_id(keys.look(situation(), machine.view(environ={"HOME": "/home/me"})))["TT207"].status == "ok"
+
+
+def test_a_lock_that_a_living_process_holds_is_named(tmp_path: Path) -> None:
+    lock = tmp_path / ".triton/cache/x.lock"
+    lock.parent.mkdir(parents=True)
+    lock.write_text("")
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        holders = keys._holders(View({}))
+        facts = lock.stat()
+        if (facts.st_dev, facts.st_ino) not in holders:
+            pytest.skip("/proc/locks does not tell this file system's locks")
+        result = by_id(keys.look(situation(), View({"HOME": str(tmp_path)})))["TT206"]
+    assert f"held by process {os.getpid()}" in "".join(result.evidence)
+    assert by_id(keys.look(situation(), View({"HOME": str(tmp_path)})))["TT206"].status == "ok"
+
+
+def test_a_lock_that_a_killed_build_left_is_a_warning(tmp_path: Path) -> None:
+    lock = tmp_path / ".cache/torch_extensions/py311_cu128/op/lock"
+    lock.parent.mkdir(parents=True)
+    lock.write_text("")
+    assert by_id(keys.look(situation(), View({"HOME": str(tmp_path)})))["TT206"].status == "ok"  # it may be in use
+    os.utime(lock, (time.time() - 4000,) * 2)
+    if any(name in keys._COMPILERS for _, name in keys._names()):
+        pytest.skip("a compiler runs on this machine")
+    result = by_id(keys.look(situation(), View({"HOME": str(tmp_path)})))["TT206"]
+    assert (result.status, result.fix) == ("warn", f"rm {lock}")
+
+
+def test_tensorrt_engines_that_were_never_found_again(tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path), "ORT_TENSORRT_ENGINE_CACHE_ENABLE": "1",
+               "ORT_TENSORRT_CACHE_PATH": str(tmp_path / "trt")}  # fmt: skip
+    (tmp_path / "trt").mkdir()
+    for number in range(3):
+        (tmp_path / f"trt/TRTKernel_graph_{number}_0_sm80.engine").write_text("")
+    result = by_id(keys.look(situation(), View(environ)))["TT212"]
+    assert result.status == "warn" and "3 TensorRT engines" in result.detail
+    assert any("TensorRT here" in line for line in result.evidence)
+
+
+def test_files_written_during_the_call_are_a_miss(tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    (tmp_path / ".triton/cache").mkdir(parents=True)
+    (tmp_path / ".triton/cache/old").write_text("x")
+    sampler = compiled._open(situation(environ=environ))
+    assert sampler is not None
+    before = sampler.read()
+    subprocess.run(  # another process writes, as a server would
+        [sys.executable, "-c", f"open({str(tmp_path / '.triton/cache/new.cubin')!r}, 'w').close()"], check=True
+    )
+    new = compiled.written(before, sampler.read())
+    assert new == {"triton": [f"{tmp_path}/.triton/cache/new.cubin"]}
+    result = compiled.judge(new, 14_600_000_000, 320_000_000)
+    assert result.status == "warn" and "1 new file of triton" in result.detail and "14.3 s later" in result.detail
+    assert compiled.judge({}, 14_600_000_000, 320_000_000).status == "ok"
+    assert compiled.judge({}, 100, 90).status == "ok"
+
+
+def test_a_missing_compiler_matters_where_triton_runs(machine: Machine) -> None:
+    machine.torch("/venv/lib/python3.11/site-packages", "2.9.0+cu128", cuda="12.8")
+    machine.write("/venv/bin/python")
+    more = {"pid": 5, "command": ("/venv/bin/python",), "environ": {"PATH": "/usr/bin", "HOME": "/h"}}
+    harmless = by_id(compilers.look(situation(), machine.view(**more)))["TT205"]
+    assert harmless.status == "ok" and "no C compiler" in harmless.detail
+    machine.nvidia("GPU-aaaa")
+    result = by_id(compilers.look(situation(), machine.view(**more)))["TT205"]
+    assert result.status == "warn" and "apt-get install" in result.fix
+    machine.write("/usr/bin/gcc")
+    assert by_id(compilers.look(situation(), machine.view(**more)))["TT205"].status == "ok"
+    machine.write("/venv/lib/python3.11/site-packages/flashinfer_python-0.4.0.dist-info/METADATA")
+    assert "no nvcc" in by_id(compilers.look(situation(), machine.view(**more)))["TT205"].detail
+
+
+def test_the_real_process_and_its_real_environment(tmp_path: Path) -> None:
+    environ = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "tri"), "SECRET_KEY": "sk-canary"}
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=environ)
+    try:
+        seen = view.of_process(child.pid)
+        assert not seen.hidden and seen.root == "/" and seen.environ["TRITON_CACHE_DIR"] == str(tmp_path / "tri")
+        assert seen.command[0] == sys.executable
+        found = {f.compiler: f for f in folders.caches(seen)}
+        assert found["triton"].path == str(tmp_path / "tri") and found["triton"].writable is True
+        results = [*caches.look(situation(), seen), *keys.look(situation(), seen)]
+        assert "sk-canary" not in repr(results)
+    finally:
+        child.kill()
+        child.wait()
+    gone = view.of_process(child.pid)
+    assert "is not there" in gone.hidden
+
+
+def test_another_users_process_may_not_be_looked_into(public: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root to have a process of another user")
+    hidden = as_nobody(lambda: view.of_process(os.getppid()).hidden)
+    assert "may not be looked into" in hidden
+
+
+def test_a_title_over_the_environment_is_noticed(tmp_path: Path) -> None:
+    folder = tmp_path / "proc/9"
+    folder.mkdir(parents=True)
+    (folder / "cmdline").write_bytes(b"VLLM::EngineCore\0")
+    (folder / "environ").write_bytes(b"EngineCore\0\0\0\0")
+    (folder / "root").symlink_to("/")
+    seen = view.of_process(9, str(tmp_path / "proc"))
+    assert "written its title" in seen.hidden and seen.command == ("VLLM::EngineCore",)
