@@ -23,6 +23,7 @@ from tokentrace.model import IdSource
 STREAM_TOKENS = 16
 #: Reasoning models of some services refuse a limit of one token, or answer nothing within it.
 _MORE_TOKENS = 64
+NOTE_ONE_TOKEN = f"the server refused a limit of one token; asked for {_MORE_TOKENS} instead"
 #: A second call is not begun with less than this left.
 _SECOND_NEEDS_S = 2.0
 _IDLE_S = 0.5
@@ -104,7 +105,7 @@ def call(situation: Situation, endpoint: Endpoint, sampling: Sampling, progress:
     live.first = _ask(situation, endpoint, 1)
     if _wants_more(live.first) and situation.left_s > _SECOND_NEEDS_S:
         live.first = _ask(situation, endpoint, _MORE_TOKENS)
-        live.first.notes.append(f"the server refused a limit of one token; asked for {_MORE_TOKENS} instead")
+        live.first.notes.append(NOTE_ONE_TOKEN)
     if live.first.complete and situation.left_s > _SECOND_NEEDS_S:
         progress(f"asking for {STREAM_TOKENS} tokens, to see them stream")
         model = live.first.model or endpoint.model

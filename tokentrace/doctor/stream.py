@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tokentrace.doctor.check import Check, Result, Situation, ok, unknown, warn
+from tokentrace.doctor.live import NOTE_ONE_TOKEN
 from tokentrace.exchange import Exchange
 from tokentrace.wording import duration
 
 #: Pieces that come this close together were not made one after the other by a model.
 _AT_ONCE_NS = 2_000_000
 _MIN_PIECES = 5
+_HARMLESS = (NOTE_ONE_TOKEN,)  # nobody else asks for one token
 #: A gateway that holds a stream back shows a long silence and then everything. A fast model shows neither.
 _SILENCE_NS = 150_000_000
 
@@ -92,7 +94,11 @@ def _ending(s: Situation) -> Iterable[Result]:
 
 def _changed(s: Situation) -> Iterable[Result]:
     replies = _replies(s)
-    notes = list(dict.fromkeys(n for x in replies for n in x.notes if "refused" in n or "redirected" in n))
+    notes = list(
+        dict.fromkeys(
+            n for x in replies for n in x.notes if n not in _HARMLESS and ("refused" in n or "redirected" in n)
+        )
+    )
     if not replies:
         yield unknown("TT874", "no reply came to look at")
     elif notes:

@@ -1,0 +1,203 @@
+"""Layers 7 and 6 from outside: progress, queue, cache, context, counts, special tokens, files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doctor_support import CHAT, Diagnosis, ScriptedServer, detail, healthy, ids, look, metrics
+from support.http_servers import Answer, Request, json_answer, models, sse, usage_chunk
+
+from tokentrace.doctor.check import Sample
+from tokentrace.doctor.readings import engines, progress
+
+
+def samples(*seen: tuple[float, str]) -> list[Sample]:
+    return [Sample(int(at * 1e9), "load", {"engines": engines(text)}) for at, text in seen]
+
+
+def vllm(running: int, waiting: int, tokens: int, label: str = "") -> str:
+    return (
+        f"vllm:num_requests_running{label} {running}\nvllm:num_requests_waiting{label} {waiting}\n"
+        f"vllm:generation_tokens_total{label} {tokens}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seen", "failed", "verdict"),
+    [
+        ([(0, vllm(0, 6, 100)), (5, vllm(0, 6, 100))], True, "stalled"),
+        ([(0, vllm(0, 6, 100)), (0.5, vllm(0, 6, 100))], True, "unclear"),  # too soon to tell
+        ([(0, vllm(8, 6, 100)), (5, vllm(8, 6, 600))], True, "busy"),
+        ([(0, vllm(1, 0, 100)), (5, vllm(1, 0, 100))], True, "stalled"),  # ours runs and makes nothing
+        ([(0, vllm(1, 0, 100)), (2, vllm(1, 0, 100))], True, "unclear"),  # it may be a long prefill
+        ([(0, vllm(1, 0, 100)), (5, vllm(1, 0, 100))], False, "idle"),
+        ([(0, vllm(0, 0, 100)), (1, vllm(0, 0, 101))], False, "working"),
+        ([(0, vllm(0, 0, 100)), (1, vllm(0, 0, 100))], False, "idle"),
+        ([(0, vllm(0, 6, 100)), (5, vllm(0, 6, 3))], True, "unclear"),  # started anew
+        ([(0, vllm(0, 6, 100))], True, "unclear"),
+        ([(0, "vllm:kv_cache_usage_perc 0\n"), (5, "vllm:kv_cache_usage_perc 0\n")], True, "unclear"),
+        ([(0, vllm(0, 1, 1)), (2, vllm(2, 1, 1)), (4, vllm(0, 1, 1))], True, "unclear"),  # it admits now and then
+    ],
+)  # fmt: skip
+def test_progress_tells_busy_from_stuck(seen: list[tuple[float, str]], failed: bool, verdict: str) -> None:
+    assert progress(samples(*seen), failed).verdict == verdict
+
+
+def test_engines_behind_one_address_are_judged_together() -> None:
+    both = vllm(0, 3, 10, '{engine="0"}') + vllm(4, 0, 10, '{engine="1"}')
+    later = vllm(0, 3, 10, '{engine="0"}') + vllm(4, 0, 90, '{engine="1"}')
+    found = progress(samples((0, both), (2, later)), True)
+    assert found.verdict == "busy" and (found.waiting, found.running) == (3, 4)
+
+
+def test_metrics_of_megabytes_are_bounded() -> None:
+    assert engines("other 1\n" * 500_000) == []
+    assert len(engines("".join(f'vllm:num_requests_running{{e="{n}"}} 1\n' for n in range(20_000)))) <= 5_000
+
+
+def counting(*texts: str) -> Any:
+    """/metrics that changes from one question to the next; the last stays."""
+    return [metrics(text) for text in texts]
+
+
+def test_preemptions_during_the_call() -> None:
+    with healthy() as server:
+        before, after = (f"vllm:num_preemptions_total {n}\nvllm:num_requests_running 0\n" for n in (4, 9))
+        server.on("GET", "/metrics", *counting(before, before, after))
+        found = look(server.url + "/v1")
+    assert "TT611" in ids(found, "warn") and "5 requests were preempted" in detail(found, "TT611")
+
+
+def test_context_against_the_reply_that_is_meant() -> None:
+    with healthy() as server:
+        fine = look(server.url + "/v1", max_tokens=64)
+        assert "4096 tokens" in detail(fine, "TT614") and "TT614" in ids(fine, "ok")
+        large = look(server.url + "/v1", max_tokens=4090)
+        assert "TT614" in ids(large, "warn") and "--max-tokens 4087 fits" in large.verdict.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "said"),
+    [
+        ('vllm:cache_config_info{enable_prefix_caching="False"} 1\n', "warn", "--enable-prefix-caching"),
+        ('vllm:cache_config_info{enable_prefix_caching="True"} 1\n', "ok", "on"),
+        ("", "unknown", "not told"),
+    ],
+)
+def test_prefix_cache(text: str, status: str, said: str) -> None:
+    with healthy() as server:
+        server.on("GET", "/metrics", metrics(text))
+        found = look(server.url + "/v1")
+    assert "TT615" in ids(found, status)
+    assert said in " ".join(r.detail + r.fix for r in found.examination.results if r.id == "TT615")
+
+
+def test_cached_tokens_that_are_not_told_are_unknown() -> None:
+    with healthy() as server:
+        server.on("GET", "/metrics", *counting("vllm:prefix_cache_hits_total 5\n", "vllm:prefix_cache_hits_total 9\n"))
+        found = look(server.url + "/v1")
+    (result,) = (r for r in found.examination.results if r.id == "TT615")
+    assert result.status == "unknown" and "--enable-prompt-tokens-details" in result.fix and " 0 " not in result.detail
+
+
+def test_the_request_id_comes_back() -> None:
+    def answer(request: Request) -> Answer:
+        rid = f"chatcmpl-{request.headers['x-request-id']}-1a2b"
+        piece = {"id": rid, "choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}]}
+        return sse(b"data: " + json.dumps(piece).encode() + b"\n\n", usage_chunk(), b"data: [DONE]\n\n")
+
+    with healthy() as server:
+        assert "TT616" in ids(look(server.url + "/v1"), "unknown")
+        server.on("POST", CHAT, answer)
+        assert "TT616" in ids(look(server.url + "/v1"), "ok")
+
+
+# Layer 7
+
+
+def tokenizing(server: ScriptedServer, of_messages: list[int], text: str = "<s>") -> Diagnosis:
+    def tokenize(request: Request) -> Answer:
+        ids_ = of_messages if "messages" in request.json else list(range(50, 54))
+        return json_answer({"count": len(ids_), "tokens": ids_, "max_model_len": 4096})
+
+    server.on("POST", "/tokenize", tokenize)
+    server.on("POST", "/detokenize", json_answer({"prompt": text}))
+    return look(server.url + "/v1")
+
+
+def test_template_tokens_are_no_mismatch() -> None:
+    with healthy() as server:
+        found = tokenizing(server, [1, 32, 33, 50, 51, 52, 53, 34, 35])
+    assert "TT703" in ids(found, "ok") and "text 4 + template 5 = 9" in detail(found, "TT703")
+    assert "TT702" in ids(found, "ok")
+
+
+def test_another_count_is_told() -> None:
+    with healthy() as server:
+        found = tokenizing(server, [1, 32, 33])
+    assert "TT703" in ids(found, "warn") and "counted 9" in detail(found, "TT703")
+
+
+def test_a_special_token_twice() -> None:
+    with healthy() as server:
+        found = tokenizing(server, [1, 1, 32, 33, 50, 51, 52, 53, 34])
+        assert "TT702" in ids(found, "warn") and "'<s>'" in detail(found, "TT702")
+        assert "add_bos_token" in found.verdict.fix
+        found = tokenizing(server, [70, 70, 32, 33, 50, 51, 52, 53, 34], "ha")
+        assert "TT702" in ids(found, "ok")
+
+
+def test_time_before_the_engine() -> None:
+    def histograms(count: int, first: float) -> str:
+        return "".join(
+            f"vllm:{name}_sum {value * count}\nvllm:{name}_count {count}\n"
+            for name, value in (
+                ("time_to_first_token_seconds", first), ("request_queue_time_seconds", 0.002),
+                ("request_prefill_time_seconds", 0.05), ("e2e_request_latency_seconds", 1.0),
+            )
+        )  # fmt: skip
+
+    with healthy() as server:
+        server.on("GET", "/metrics", *counting(histograms(0, 0), histograms(0, 0), histograms(2, 0.95)))
+        found = look(server.url + "/v1")
+    assert "TT705" in ids(found, "warn") and "0.90 s pass before" in detail(found, "TT705")
+
+
+@pytest.mark.parametrize(
+    ("files", "check", "status", "said"),
+    [
+        ({"tokenizer.json": "{}", "tokenizer_config.json": '{"chat_template": "x"}'}, "TT701", "ok", ""),
+        ({"tokenizer.json": "{}", "tokenizer_config.json": "{}"}, "TT701", "warn", "no chat template"),
+        ({"tokenizer.json": "{}", "chat_template.jinja": "x"}, "TT701", "ok", ""),
+        ({"tokenizer.json": "{}", "tokenizer_config.json": "{broken"}, "TT701", "unknown", "JSON"),
+        ({"tokenizer.json": "{}"}, "TT704", "ok", "tokenizer.json"),
+        ({"tokenizer.model": "x"}, "TT704", "warn", "slow"),
+        ({"tekken.json": "{}"}, "TT704", "warn", "mistral"),
+        ({}, "TT704", "fail", "no tokenizer"),
+    ],
+)
+def test_files_of_the_tokenizer(tmp_path: Path, files: dict[str, str], check: str, status: str, said: str) -> None:
+    from tokentrace.doctor.check import Situation
+    from tokentrace.doctor.registry import by_id
+
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    look_at = by_id("TT704").run
+    assert look_at is not None
+    results = {r.id: r for r in look_at(Situation("machine", {}, 0.0, model_path=str(tmp_path)))}
+    assert results[check].status == status and said in results[check].detail + results[check].fix
+
+
+def test_a_model_list_that_is_wrong_does_no_harm() -> None:
+    with healthy() as server:
+        for answer in (
+            json_answer({"data": None}),
+            json_answer({"data": [1, {"id": None}]}),
+            json_answer([]),
+            models(),
+        ):
+            server.on("GET", "/v1/models", answer)
+            assert look(server.url + "/v1", model="alpha").verdict.status != "fail"
