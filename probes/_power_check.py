@@ -51,7 +51,7 @@ def by_topic(found: Sequence[Found]) -> list[Told]:
 def _topic(one: Tried) -> Topic:
     if "does not fit the loaded kernel module" in one.problem:
         return "versions"
-    return "processor" if not one.absent and ("powercap" in one.what or "RAPL" in one.what) else "interface"
+    return "processor" if not one.absent and "rapl" in one.what.lower() else "interface"
 
 
 def _sensor(sensor: Sensor) -> Iterator[Told]:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from machine_trees import machine
+from nvml_card import nvml, nvml_library
 
-__all__ = ["machine"]
+__all__ = ["machine", "nvml", "nvml_library"]
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ class Machine:
         folder = f"/sys/bus/pci/devices/{address}"
         self.write(f"{folder}/vendor", vendor + "\n")
         self.write(f"{folder}/class", kind + "\n")
-        if driver:
+        if driver and not (self.root / folder.lstrip("/") / "driver").is_symlink():
             self.write(f"/sys/bus/pci/drivers/{driver}/module", "")
             (self.root / folder.lstrip("/") / "driver").symlink_to(self.root / "sys/bus/pci/drivers" / driver)
 
