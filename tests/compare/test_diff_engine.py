@@ -91,9 +91,9 @@ def test_a_smaller_batch_is_the_engine_queue(plain: Running, tmp_path: Path) -> 
 def test_a_recompile_is_the_jit_cache(tmp_path: Path) -> None:
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     with Running(cache, compiled=True) as engine:
-        new = engine.sample(max_tokens=4)
+        new = engine.sample(max_tokens=8)
     with Running(cache, compiled=True) as engine:
-        base = engine.sample(max_tokens=4)
+        base = engine.sample(max_tokens=8)
     found = compare_samples([base], [new])
     assert found.verdict.status == "slower"
     assert found.verdict.layer == 2, found.verdict.sentence

@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": ("tokentrace.cli.show", "the report of a saved run"),
     "view": ("tokentrace.cli.view", "the page of a run: its way through the layers and a timeline, in the browser"),
     "diff": ("tokentrace.cli.diff", "what got slower between two runs, and whether it is more than noise"),
+    "bench": ("tokentrace.cli.bench", "many requests: percentiles, and two endpoints compared"),
     "doctor": ("tokentrace.cli.doctor", "which layer is broken, and what to type"),
     "layers": ("tokentrace.cli.layers", "the eight layers, and what each one answers"),
     "serve": ("tokentrace.cli.serve", "run the local engine as an OpenAI-compatible server"),

@@ -54,7 +54,9 @@ def judge(wall: Row, levels: dict[str, list[Row]], base: Sequence[Sample], new: 
     elif wall.difference_ns == 0:
         return Verdict("same", "No difference at all: both sides took the same time.")
     elif wall.beyond_noise is None:
-        return Verdict("unknown", f"The new side differs by {signed(wall)}; nothing shows how much of that is noise.")
+        sign = 1 if wall.difference_ns > 0 else -1
+        status, mine = "unknown", [row for row in large["layers"] if row.difference_ns * sign > 0]
+        text = f"The new side differs by {signed(wall)}, and nothing shows how much of that is noise"
     else:
         return _within(wall, large)
     if not mine:
