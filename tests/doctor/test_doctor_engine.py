@@ -97,7 +97,7 @@ def test_prefix_cache(text: str, status: str, said: str) -> None:
 
 def test_cached_tokens_that_are_not_told_are_unknown() -> None:
     with healthy() as server:
-        server.on("GET", "/metrics", *counting("vllm:prefix_cache_hits_total 5\n", "vllm:prefix_cache_hits_total 9\n"))
+        server.on("GET", "/metrics", *counting(*(f"vllm:prefix_cache_hits_total {n}\n" for n in (5, 5, 9))))
         found = look(server.url + "/v1")
     (result,) = (r for r in found.examination.results if r.id == "TT615")
     assert result.status == "unknown" and "--enable-prompt-tokens-details" in result.fix and " 0 " not in result.detail

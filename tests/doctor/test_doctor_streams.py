@@ -94,6 +94,12 @@ def test_odd_events_that_are_legal() -> None:
     assert found.verdict.status != "fail"
 
 
+TOO_LONG = (
+    "This model's maximum context length is 6048 tokens. However, you requested 6616 tokens (568 in the messages, 6048 "
+    "in the completion)."
+)
+
+
 @pytest.mark.parametrize(
     ("answer", "check"),
     [
@@ -105,8 +111,7 @@ def test_odd_events_that_are_legal() -> None:
         (json_answer({"choices": []}), "TT851"),
         (json_answer({"id": 1, "object": "chat.completion"}), "TT851"),
         (json_answer([1, 2]), "TT851"),
-        (json_answer({"error": {"message": "This model's maximum context length is 6048 tokens. However, you requested "
-                                           "6616 tokens (568 in the messages, 6048 in the completion)."}}, 400), "TT601"),
+        (json_answer({"error": {"message": TOO_LONG}}, 400), "TT601"),
         (json_answer({"error": {"message": "EngineDeadError: EngineCore encountered an issue"}}, 500), "TT602"),
         (json_answer({"error": {"message": "Loading model", "code": 503}}, 503), "TT603"),
         (json_answer({"error": {"message": "CUDA out of memory"}}, 500), "TT604"),
