@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import orjson
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from page_support import Opened, three_passes
@@ -45,12 +44,21 @@ def expected(trace: Trace) -> list[list[Any]]:
     ]  # fmt: skip
 
 
+def plain(value: Any) -> Any:
+    """A browser has one kind of number, and no tuples."""
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 @pytest.mark.parametrize("before", ["", NO_STREAM], ids=["stream", "own reader"])
 def test_every_span_comes_through_unchanged(opened: Callable[..., Opened], before: str) -> None:
     for trace in (run_trace(400), three_passes()):
         one = opened(trace, before=before)
         assert one.do("() => typeof DecompressionStream") == ("undefined" if before else "function")
-        assert orjson.loads(orjson.dumps(one.do(READ))) == orjson.loads(orjson.dumps(expected(trace)))
+        assert plain(one.do(READ)) == plain(expected(trace))
 
 
 def test_any_trace_can_be_shown(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -70,10 +78,7 @@ def test_any_trace_can_be_shown(browser: Any, tmp_path_factory: pytest.TempPathF
         try:
             assert one.errors == []
             found = one.do(READ)
-            assert [row[:8] for row in found] == [row[:8] for row in expected(trace)]
-            assert orjson.loads(orjson.dumps([r[8] for r in found])) == orjson.loads(
-                orjson.dumps([r[8] for r in expected(trace)])
-            )
+            assert plain(found) == plain(expected(trace))
         finally:
             one.close()
 

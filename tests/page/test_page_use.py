@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,8 +60,10 @@ def test_everything_can_be_reached_and_seen_with_the_tab_key(opened: Callable[..
         found = one.do(
             """() => {
                 const e = document.activeElement, style = getComputedStyle(e);
-                const name = e.getAttribute("aria-label") || e.getAttribute("title") || e.textContent.trim();
-                return { id: e.id, tag: e.tagName, name, ring: parseFloat(style.outlineWidth) > 0 && style.outlineStyle !== "none", kind: e.className };
+                const told = e.getAttribute("aria-label") || e.getAttribute("title");
+                const name = told || e.textContent.trim();
+                const ring = parseFloat(style.outlineWidth) > 0 && style.outlineStyle !== "none";
+                return { id: e.id, tag: e.tagName, name, ring, kind: e.className };
             }"""
         )
         if found["tag"] == "BODY":
@@ -102,18 +105,18 @@ def test_a_click_shows_a_span_with_all_that_was_recorded(opened: Callable[..., O
     row = next(r for r in range(len(trace)) if trace.names[trace.name[r]] == "kernel sgemm")
     one.do("(row) => tokentrace.timeline.showRow(row)", row)
     one.frame()
+    one.do("() => tokentrace.state.set({ row: -1 })")
+    one.do("() => tokentrace.timeline.canvas.scrollIntoView({ block: 'center' })")
+    one.frame()
     x, y = one.do(
         """(row) => {
-            const t = tokentrace.timeline, box = t.canvas.getBoundingClientRect(), at = (t.trace.start[row] + t.trace.end[row]) / 2;
-            t.canvas.scrollIntoView({ block: "center" });
-            const now = t.canvas.getBoundingClientRect();
-            return [now.left + t.left + (at - t.from) * t.span.scale, now.top + t.lineOf(row).top - t.view.scrollTop + 8];
+            const t = tokentrace.timeline, box = t.canvas.getBoundingClientRect();
+            const middle = (t.trace.start[row] + t.trace.end[row]) / 2;
+            const down = t.lineOf(row).top - t.view.scrollTop + 8;
+            return [box.left + t.left + (middle - t.from) * t.span.scale, box.top + down];
         }""",
         row,
     )
-    one.do("() => tokentrace.state.set({ row: -1 })")
-    one.frame()
-    x = one.do("(row) => { const t = tokentrace.timeline; return t.canvas.getBoundingClientRect().left + t.left + ((t.trace.start[row] + t.trace.end[row]) / 2 - t.from) * t.span.scale; }", row)  # fmt: skip
     one.page.mouse.move(x, y)
     assert "kernel sgemm" in one.page.locator(".tip").inner_text()
     one.page.mouse.click(x, y)
@@ -139,7 +142,9 @@ def test_wheel_and_drag_move_the_timeline_and_leave_the_page_alone(opened: Calla
     one.page.keyboard.down("Control")
     one.page.mouse.wheel(0, -200)
     one.page.keyboard.up("Control")
-    one.page.wait_for_function("(before) => tokentrace.timeline.until - tokentrace.timeline.from < before", arg=until - from_)
+    one.page.wait_for_function(
+        "(before) => tokentrace.timeline.until - tokentrace.timeline.from < before", arg=until - from_
+    )
     from_, until = one.do(state)
     one.page.mouse.down()
     one.page.mouse.move(x - 120, y, steps=4)
@@ -203,30 +208,8 @@ def test_dark_follows_the_system_and_text_stays_readable(opened: Callable[..., O
     for scheme in ("light", "dark"):
         one = opened(three_passes(), color_scheme=scheme)
         assert one.do("() => document.documentElement.dataset.theme") == scheme
-        faint = one.do(CONTRAST)
+        faint = one.do(Path(__file__).with_name("contrast.js").read_text())
         assert faint == [], f"{scheme}: contrast below 4.5 to 1 (WCAG 2.2, 1.4.3): {faint}"
-
-
-#: Text against the nearest ground that is painted, for every element that holds text itself.
-CONTRAST = """() => {
-    const parse = (text) => (text.match(/[\\d.]+/g) ?? [0, 0, 0, 0]).map(Number);
-    const light = ([r, g, b]) => [r, g, b].map((c) => c / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)).reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-    const over = (top, below) => { const a = top[3] ?? 1; return [0, 1, 2].map((i) => top[i] * a + below[i] * (1 - a)); };
-    const ground = (e) => {
-        const stack = [];
-        for (let at = e; at; at = at.parentElement) stack.push(parse(getComputedStyle(at).backgroundColor));
-        return stack.reverse().reduce((below, top) => over(top, below), [255, 255, 255]);
-    };
-    const found = new Map();
-    for (const e of document.querySelectorAll("main *, header *")) {
-        const own = [...e.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-        if (!own || !e.getClientRects().length || e.closest(".unseen-text, svg")) continue;
-        const a = light(over(parse(getComputedStyle(e).color), ground(e))), b = light(ground(e));
-        const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-        if (ratio < 4.5) found.set(`${e.tagName}.${e.className}`, ratio.toFixed(2));
-    }
-    return [...found];
-}"""
 
 
 def test_paper_is_light_and_has_no_buttons(opened: Callable[..., Opened]) -> None:

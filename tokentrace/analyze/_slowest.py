@@ -61,12 +61,12 @@ def slowest(
     layers_own_ns: int,
 ) -> str:
     """Which part took most of the wall time, and where in it. `layers_own_ns`: operators' own time in their pass."""
-    candidates: list[tuple[int, str]] = []
+    candidates: list[tuple[int, str, str]] = []  # the time, what took it, and where in it
     for phase, title in (("prefill", "Prefill"), ("decode", "Decoding"), ("mixed", "Mixed prefill and decode")):
         chosen = [s for s in steps if s.phase == phase]
         if chosen:
             spent = sum(s.wall_ns for s in chosen)
-            candidates.append((spent, f"{title} took {{}}: {_steps_text(chosen)}"))
+            candidates.append((spent, title, f": {_steps_text(chosen)}"))
     names: dict[tuple[int, str], int] = {}
     compiling = 0
     in_steps = {"step", "schedule", "prepare batch", "update batch", "forward", "sample"} if steps else set()
@@ -77,19 +77,18 @@ def slowest(
         elif layer >= 5 and not (layer in (5, 6) and name in in_steps):
             names[layer, name] = names.get((layer, name), 0) + spent
     if compiling:
-        candidates.append((compiling, "Compiling took {}"))
+        candidates.append((compiling, "Compiling", ""))
     if names:
         (layer, name), spent = max(names.items(), key=lambda item: item[1])
-        candidates.append((spent, f"`{name}` (layer {layer}) took {{}}"))
+        candidates.append((spent, f"`{name}` (layer {layer})", ""))
     if gap is not None:
-        candidates.append(
-            (gap.length_ns, f"Time of no layer took {{}}, between {gap.before} and {gap.after} (in {gap.around})")
-        )
+        between = f", between {gap.before} and {gap.after} (in {gap.around})"
+        candidates.append((gap.length_ns, "Time of no layer", between))
     if not candidates:
         return ""
-    spent, sentence = max(candidates, key=lambda c: c[0])
-    text = sentence.format(f"{duration(spent)}, {share(spent, view.wall_ns)} of the request")
-    if top and layers_own_ns and sentence.startswith(("Prefill", "Decoding", "Mixed")):
+    spent, what, where = max(candidates, key=lambda c: c[0])
+    text = f"{what} took {duration(spent)}, {share(spent, view.wall_ns)} of the request{where}"
+    if top and layers_own_ns and what.startswith(("Prefill", "Decoding", "Mixed")):
         text += f"; inside, {top[0].name} had {share(top[0].own_ns, layers_own_ns)} of the operators' time"
     return f"{text}."
 

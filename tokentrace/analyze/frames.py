@@ -198,7 +198,7 @@ class _Cut:
         found: list[dict[Place, list[int]]] = [{} for _ in self.frames]
         unseen = {index for index, name in enumerate(trace.names) if name == "unseen"}
         for row, number in self._frame_of.items():
-            if trace.layer[row] > 1 and trace.name[row] not in unseen and row not in trace.envelopes:
+            if 1 < trace.layer[row] < 9 and trace.name[row] not in unseen and row not in trace.envelopes:
                 found[number].setdefault((trace.layer[row], direction_of(trace, row)), []).append(row)
         return found
 
