@@ -59,7 +59,8 @@ def engine_of(one: Looked) -> str:
             return "vllm"
     if "vllm" in names[:3] and "serve" in head:
         return "vllm"
-    if ("tokentrace" in names[:3] or "tokentrace.cli" in head) and "serve" in one.arguments:
+    named = "tokentrace" in names[:3] or any("tokentrace.cli" in part for part in head)
+    if named and "serve" in one.arguments:
         return "tokentrace"
     if any(_LOCAL in part for part in head):
         return "tokentrace"

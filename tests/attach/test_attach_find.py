@@ -1,0 +1,195 @@
+"""From a URL or a process to the server behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import orjson
+import psutil
+import pytest
+from conftest import HERE
+from test_attach_refused import tokentrace
+
+from tokentrace import agent, attach
+from tokentrace.attach import sockets
+from tokentrace.attach.found import Found, ServerProcess
+from tokentrace.attach.plan import plan
+
+TREES = {
+    "one GPU": ([["VLLM::EngineCore", []]], [("api", ""), ("engine", "")]),
+    "CPU": (
+        [["VLLM::EngineCore", ["VLLM::Worker"]]],
+        [("api", ""), ("engine", ""), ("worker", "")],
+    ),
+    "tensor-parallel": (
+        [["VLLM::EngineCore", ["VLLM::Worker_TP0", "VLLM::Worker_TP1"]]],
+        [("api", ""), ("engine", ""), ("worker", "tp0"), ("worker", "tp1")],
+    ),
+    "data-parallel": (
+        [
+            ["VLLM::DPCoordinator", []],
+            ["VLLM::EngineCore_DP0", ["VLLM::Worker_DP0_TP0"]],
+            ["VLLM::EngineCore_DP1", ["VLLM::Worker_DP1_TP0"]],
+        ],
+        [("api", ""), ("engine", "dp0"), ("engine", "dp1"), ("worker", "dp0 tp0"), ("worker", "dp1 tp0")],
+    ),
+    "several API servers": (
+        [["VLLM::ApiServer_0", []], ["VLLM::ApiServer_1", []], ["VLLM::EngineCore", []]],
+        [("api", ""), ("api", ""), ("engine", "")],
+    ),
+}
+
+
+@contextmanager
+def standing_in(tree: object, folder: Path) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    """A process tree with vLLM's names; gives its port and first process."""
+    package = folder / "vllm"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "stand_in.py").write_text((HERE / "stand_in.py").read_text())
+    base = str(Path(sys.executable).resolve())
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vllm.stand_in", json.dumps(tree)],
+        cwd=folder,
+        env={**os.environ, "STAND_IN_PYTHON": base},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    port = int(process.stdout.readline())
+    below = psutil.Process(process.pid).children(recursive=True)
+    try:
+        yield port, process
+    finally:
+        for one in [*below, psutil.Process(process.pid)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.send_signal(signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_the_processes_of_a_server_and_what_each_one_does(name: str, tmp_path: Path) -> None:
+    tree, expected = TREES[name]
+    with standing_in(tree, tmp_path) as (port, process):
+        found = attach.find(f"http://127.0.0.1:{port}")
+        assert [(one.role, one.rank) for one in found.processes] == expected
+        assert (found.engine, found.version, found.reason) == ("vllm", "0.32.0", "")
+        assert found.base_url == f"http://127.0.0.1:{port}/v1"
+        for one in found.processes:  # any of its processes leads to the same server
+            assert attach.find(pid=one.pid).processes == found.processes
+        if name != "several API servers":
+            assert found.processes[0].pid == process.pid
+        assert all(one.python == f"3.{sys.version_info.minor}" for one in found.processes)
+
+
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path: Path) -> None:
+    with standing_in(TREES["CPU"][0], tmp_path) as (port, _):
+        told = tokentrace("attach", f"http://127.0.0.1:{port}", "--dry-run", "--json")
+        said = tokentrace("attach", f"http://127.0.0.1:{port}", "--dry-run", "--for", "5s")
+        outside = tokentrace("attach", f"http://127.0.0.1:{port}", "--dry-run", "--json", "--method", "outside")
+        assert not sockets.agent_sockets([one.pid for one in attach.find(f"http://127.0.0.1:{port}").processes])
+    assert told.returncode == said.returncode == 0
+    document = orjson.loads(told.stdout)
+    assert document["schema"] == "tokentrace.attach/1"
+    assert document["depth"] == "injected" and document["reason"] == ""
+    assert [one["way"] for one in document["processes"]] == ["borrow"] * 3
+    assert "vllm.v1.core.sched.scheduler:Scheduler.schedule" in document["wraps"]["engine"]
+    assert any("Worker" in one for one in document["wraps"]["worker"])
+    assert [one["number"] for one in document["layers"]] == [8, 7, 6, 5, 4, 3, 2, 1]
+    assert all(one["seen"] or one["what"] for one in document["layers"])
+    assert "3 kernel launch: unseen" in said.stdout  # others are not slowed down by a profiler
+    closed = orjson.loads(outside.stdout)
+    assert closed["depth"] == "outside" and closed["wraps"] == {}
+    assert [one["number"] for one in closed["layers"] if one["seen"]][:3] == [8, 7, 6]
+
+
+def test_an_unknown_version_is_said(tmp_path: Path) -> None:
+    process = ServerProcess(os.getpid(), "api", "", 0.0)
+    from tokentrace.cli.attach import about
+
+    assert "found by name" in about(Found("", "vllm", "", (process,)))[0]
+    assert "0.32.0" in about(Found("", "vllm", "0.32.0", (process,)))[0]
+    del tmp_path
+
+
+def test_an_agent_that_waits_is_found_and_used(runtime: Path) -> None:
+    code = "import sys, time; from tokentrace import agent; agent.start(sys.argv[1]); print(flush=True); time.sleep(60)"
+    path = runtime / "tokentrace-x" / "agent-1.sock"
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        waiting = sockets.agent_sockets([process.pid])
+        assert waiting == {process.pid: str(path)}
+        from tokentrace.attach import proc
+
+        server = ServerProcess(process.pid, "single", "", proc.started(process.pid), "3.11")
+        found = Found("", "vllm", "", (server,), waiting)
+        assert plan(found).depth == "agent"
+        for method in ("auto", "agent"):
+            with attach.open(found, method=method) as attached:
+                assert attached.depth == "agent" and attached.inside[0].way == ""
+                assert attached.close() == []
+        assert path.exists()  # one that waits stays
+        process.kill()
+    assert agent.running() is None
+
+
+def test_where_a_port_is_listened_on() -> None:
+    with socket.socket() as here, socket.socket(socket.AF_INET6) as six:
+        here.bind(("127.0.0.1", 0))
+        here.listen()
+        six.bind(("::1", 0))
+        six.listen()
+        port, other = here.getsockname()[1], six.getsockname()[1]
+        assert [one.address for one in sockets.on_port(port, ["127.0.0.1"])] == ["127.0.0.1"]
+        assert sockets.on_port(port, ["127.0.0.2"]) == []
+        assert [one.address for one in sockets.on_port(other, ["::1"])] == ["::1"]
+        listening = sockets.on_port(port, ["127.0.0.1"])[0]
+        assert listening.uid == os.geteuid()
+        assert os.getpid() in sockets.holders({listening.inode})
+
+
+def test_a_host_is_here_or_elsewhere() -> None:
+    assert sockets.local_addresses("127.0.0.1") == ["127.0.0.1"]
+    assert sockets.local_addresses("localhost")
+    assert sockets.local_addresses("192.0.2.1") is None  # TEST-NET-1, nobody's
+    assert sockets.local_addresses("no-such-host.invalid") == []
+
+
+@pytest.mark.model
+def test_the_local_engine_is_found_and_traced_and_left_as_it_was(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from tokentrace.cli import main; main()", "serve", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        url = ""
+        for line in server.stderr:
+            if line.startswith("ready: "):
+                url = line.split()[1]
+                break
+        assert url
+        try:
+            found = attach.find(url)
+            assert (found.engine, [one.pid for one in found.processes]) == ("tokentrace", [server.pid])
+            for _ in range(2):
+                done = tokentrace(
+                    "attach", url, "Hi", "--json", "--max-tokens", "4", "--out", str(tmp_path / "run"), timeout=200
+                )
+                assert done.returncode == 0, done.stderr
+                report = orjson.loads(done.stdout)
+                states = {row["layer"]: row for row in report["layers"]}
+                assert all(states[number]["status"] == "seen" for number in (8, 7, 6, 5, 4, 3))
+                assert all(row["status"] != "unseen" or row["reason"] for row in states.values())
+                assert "depth: injected" in done.stderr
+                assert sockets.agent_sockets([server.pid]) == {}
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.communicate(timeout=30)
