@@ -248,3 +248,15 @@ def test_a_real_report_of_an_environment_is_healthy(machine: Machine, recordings
     results = [*devices.device(situation(), view), *builds.build(situation(), view), *builds.driver(situation(), view)]
     assert [r.status for r in results] == ["ok"] * 3
     assert "575.57.08 is new enough for CUDA 12.6" in results[2].detail
+
+
+def test_amds_render_node_without_permission_leaves_computing_alone(public: Path) -> None:
+    machine = Machine(public)
+    machine.amd()
+    (machine.root / "dev/kfd").chmod(0o666)
+    (machine.root / "dev/dri/renderD128").chmod(0o600)
+    view = machine.view()
+    results = as_nobody(lambda: [[r.status, r.detail, r.fix] for r in devices.device(situation(), view)])
+    if as_nobody(lambda: [n.usable for n in hardware.look(view).nodes]) == [True, False]:
+        assert results[0][0] == "warn" and "not open /dev/dri/renderD128" in results[0][1]
+        assert "usermod -aG render" in results[0][2]
