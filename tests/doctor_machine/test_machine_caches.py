@@ -298,8 +298,10 @@ def test_a_missing_compiler_matters_where_triton_runs(machine: Machine) -> None:
 
 def test_the_real_process_and_its_real_environment(tmp_path: Path) -> None:
     environ = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "tri"), "SECRET_KEY": "sk-canary"}
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=environ)
+    program = "import time; print('up', flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", program], env=environ, stdout=subprocess.PIPE)
     try:
+        assert child.stdout is not None and child.stdout.readline() == b"up\n"
         seen = view.of_process(child.pid)
         assert not seen.hidden and seen.root == "/" and seen.environ["TRITON_CACHE_DIR"] == str(tmp_path / "tri")
         assert seen.command[0] == sys.executable
