@@ -118,6 +118,7 @@ class Server:
                 if client is not None and client in ready and client is self._client:  # it may just have been replaced
                     self._read(client)
                 if self._client is not None and self.on:
+                    core.tick()
                     self._push()
             except _Gone:
                 self._drop()

@@ -146,6 +146,13 @@ def engine_facts() -> dict[str, Any]:
     return {}
 
 
+def tick() -> None:
+    """Called by the agent's thread a few times a second while a group is on."""
+    module = sys.modules.get(f"{__package__}.vllm_spine")
+    if module is not None:
+        module.spine.refresh()
+
+
 def engine_functions() -> dict[str, int]:
     """Which object each function of the engine is right now; empty where nobody can say."""
     if _VLLM in sys.modules:

@@ -136,7 +136,7 @@ def find(purpose: str, running: str) -> tuple[str, str]:
     for name in candidates(purpose, running):
         module, _, path = name.target.partition(":")
         owner: Any = sys.modules.get(module)
-        if owner is None:
+        if owner is None or getattr(getattr(owner, "__spec__", None), "_initializing", False):
             continue
         for step in path.split("."):
             owner = getattr(owner, step, None)

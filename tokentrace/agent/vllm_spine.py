@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Mapping
+from time import monotonic
 from typing import Any
 
 from tokentrace.agent import vllm_names
@@ -24,6 +25,7 @@ from tokentrace.agent.wrap import Hook
 #: The key in `trace_headers`, and the attribute of a SchedulerOutput: (pid of the scheduler's process, step index).
 MARK = "tokentrace"
 Make = Callable[[str], Hook]
+LOOK_S = 0.5
 
 
 class Selection:
@@ -71,6 +73,7 @@ class Spine:
         self.status: dict[str, str] = {}
         self._hooks: list[Hook] = []
         self._users = 0
+        self._look_at = 0.0
         self._chosen: Selection | None = None
 
     def acquire(self) -> None:
@@ -111,34 +114,44 @@ class Spine:
         if emit is not None:
             emit(name, start, end, thread, data)
 
+    def refresh(self) -> None:
+        """Watch what has been loaded meanwhile: an engine that is starting loads its parts one after the other. Called
+        often by the agent's thread; looks once in `LOOK_S`."""
+        now = monotonic()
+        if self._users and now >= self._look_at and "not loaded" in self.status.values():
+            self._install_missing()
+
     def _install(self) -> None:
+        self.status = dict.fromkeys(vllm_names.purposes(), "not loaded")
+        self._install_missing()
+        if not {"on", "not loaded"} & set(self.status.values()):
+            for hook in reversed(self._hooks):
+                hook.restore()
+            self._hooks.clear()
+            raise GroupUnavailable(
+                f"vLLM {vllm_names.version() or '(version unknown)'} has nothing here that tokentrace knows",
+                "use a version that tokentrace knows",
+            )
+
+    def _install_missing(self) -> None:
+        self._look_at = monotonic() + LOOK_S
         running = vllm_names.version()
         makers: dict[str, Make] = {}
         for part in _parts():
             makers.update(part.makers())
-        status: dict[str, str] = {}
-        hooks: list[Hook] = []
-        for purpose in vllm_names.purposes():
+        for purpose in [one for one, state in self.status.items() if state == "not loaded"]:
             target, why = vllm_names.find(purpose, running)
             if not target:
-                status[purpose] = why
+                self.status[purpose] = why
                 continue
             hook = makers[purpose](target)
             try:
                 hook.install()
             except (LookupError, TypeError, AttributeError) as error:
-                status[purpose] = f"missing: {error}"
+                self.status[purpose] = f"missing: {error}"
                 continue
-            hooks.append(hook)
-            status[purpose] = "on"
-        if not any(state == "on" for purpose, state in status.items() if purpose != "http"):
-            for hook in reversed(hooks):
-                hook.restore()
-            raise GroupUnavailable(
-                f"nothing that tokentrace knows of vLLM {running or '(version unknown)'} is in this process",
-                "look at the processes of the server that run the engine",
-            )
-        self.status, self._hooks = status, hooks
+            self._hooks.append(hook)
+            self.status[purpose] = "on"
 
 
 spine = Spine()

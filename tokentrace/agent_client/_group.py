@@ -83,7 +83,8 @@ class AgentGroup:
         """Switch a group on wherever it has something to watch. Raises ProbeUnavailable when that is nowhere."""
         on: list[AgentClient] = []
         refused: list[ProbeUnavailable] = []
-        for client in self.members:
+        # The process that takes requests comes last: what it lets through finds the others ready.
+        for client in reversed(self.members):
             try:
                 client.enable(group, options)
                 on.append(client)
@@ -97,7 +98,7 @@ class AgentGroup:
     def disable(self, group: str) -> None:
         """Let go of a group; never raises."""
         users = self._enabled.get(group)
-        for client in users.pop() if users else ():
+        for client in reversed(users.pop()) if users else ():
             client.disable(group)
 
     def begin_pass(self) -> None:

@@ -16,13 +16,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokentrace import attach, workflow
+from tokentrace.attach import proc
 from tokentrace.attach.watch import watch
+from tokentrace.client.server import HttpServer
+from tokentrace.client.settings import Endpoint
 from tokentrace.emit.otlp_target import configured
 from tokentrace.errors import ConfigError, TokentraceError
 
 #: A server's processes appear one after the other while it loads.
 LOOK_S = 2.0
-SETTLED_S = 10.0
+SETTLED_S = 60.0
 
 
 def selection(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -73,7 +76,8 @@ def _serve(pid: int, chosen: Mapping[str, Any]) -> None:
 
 
 def _whole(pid: int) -> attach.Found | None:
-    """The server once it has an agent in every process and none was added for a while; None when it has ended."""
+    """The server once all its processes have an agent: when it answers, or, where it speaks no HTTP, when no process
+    was added for a while. None when it has ended."""
     seen: set[int] = set()
     since = time.monotonic()
     while _alive(pid):
@@ -83,23 +87,30 @@ def _whole(pid: int) -> attach.Found | None:
             time.sleep(LOOK_S)
             continue
         pids = {one.pid for one in found.processes}
-        complete = pids <= set(found.sockets) and any(one.role in ("engine", "single") for one in found.processes)
-        if pids != seen or not complete:
+        if pids != seen or not pids <= set(found.sockets):
             seen, since = pids, time.monotonic()
-        elif time.monotonic() - since >= SETTLED_S:
+        elif _answers(found) or (not found.base_url and time.monotonic() - since >= SETTLED_S):
             return found
         time.sleep(LOOK_S)
     return None
 
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+def _answers(found: attach.Found) -> bool:
+    if not found.base_url:
         return False
-    except PermissionError:
-        return True
+    try:
+        HttpServer(Endpoint(found.base_url)).get_text("/health")
+    except TokentraceError:
+        return False
     return True
+
+
+def _alive(pid: int) -> bool:
+    """A process that has ended and that nobody has asked about yet (a zombie) is not alive."""
+    try:
+        return proc.status(pid).state not in "ZX"
+    except OSError:
+        return False
 
 
 def _say(sentence: str) -> None:

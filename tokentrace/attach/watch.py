@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 GROUPS = ("http", "tokenizer", "engine", "model", "jit")
 DEEP_GROUPS = ("modules", "ops")
 POLL_S = 0.1
+#: A selection that fits no request.
+_NOBODY = {"trace_ids": ["none"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Watcher:
         """Raises AttachError when the server has nothing to watch requests with."""
         self.agents.begin_pass()
         try:
-            self._switch_on("select", self._select)
+            self._switch_on("select", _NOBODY)
         except ProbeUnavailable as error:
             raise AttachError(f"requests cannot be watched: {error}", fix=error.fix) from error
         options: dict[str, dict[str, Any]] = {"tokenizer": {"text": self._with_text}, "ops": {"steps": self._steps}}
@@ -79,6 +81,9 @@ class Watcher:
                 self._switch_on(group, options.get(group))
             except ProbeUnavailable as error:
                 self.unseen[group] = str(error)
+        # Only now, so that each request is seen from its beginning by all of them.
+        self.agents.disable("select")
+        self.agents.enable("select", self._select)
         return self
 
     def __exit__(self, *_: object) -> None:
