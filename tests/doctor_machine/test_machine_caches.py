@@ -323,6 +323,24 @@ def test_another_users_process_may_not_be_looked_into(public: Path) -> None:
     assert "may not be looked into" in hidden
 
 
+def test_a_worker_that_wrote_its_title_has_its_parents_variables(tmp_path: Path) -> None:
+    """As vLLM's workers look: the beginning of their variables is gone, the rest is there."""
+    for pid, parent, raw in (
+        (20, 1, b"TRITON_CACHE_DIR=/t\0A=b\0"),
+        (21, 20, b"\0\0\0\0A=b\0C=d\0"),
+        (22, 21, b"orker\0A=b\0"),
+    ):
+        folder = tmp_path / f"proc/{pid}"
+        folder.mkdir(parents=True)
+        (folder / "cmdline").write_bytes(b"vllm\0serve\0m\0" if pid == 20 else b"VLLM::Worker\0")
+        (folder / "environ").write_bytes(raw)
+        (folder / "status").write_text(f"Name:\tx\nPPid:\t{parent}\n")
+        (folder / "root").symlink_to("/")
+    seen = view.of_process(22, str(tmp_path / "proc"))
+    assert seen.environ == {"TRITON_CACHE_DIR": "/t", "A": "b"} and not seen.hidden
+    assert "with the variables of its parent 20" in seen.whose and seen.command == ("vllm", "serve", "m")
+
+
 def test_a_title_over_the_environment_is_noticed(tmp_path: Path) -> None:
     folder = tmp_path / "proc/9"
     folder.mkdir(parents=True)

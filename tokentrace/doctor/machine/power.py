@@ -49,7 +49,8 @@ def judge(found: Sequence[Found], around: str = "") -> list[Result]:
         names = [f.sentence for topic, f in told if topic == "interface" and f.status == "ok"]
         results.append(ok("TT101", f"{plural(len(sensors), 'power sensor')} can be read", *names, *tried))
     elif not any(f.status == "warn" for _, f in told):
-        fix = next((f.fix for f in absent if f.fix and "pip install" not in f.fix and not around), NO_SENSOR_FIX)
+        fix = "run on the machine itself" if around else NO_SENSOR_FIX
+        fix = next((f.fix for f in absent if "PYTHONPATH" in f.fix), fix)
         results.append(
             unknown("TT101", "no power sensor is here, so joules cannot be told", fix, *filter(None, (around, *tried)))
         )

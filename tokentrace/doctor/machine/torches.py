@@ -43,9 +43,12 @@ class Torch:
 def in_folders(view: View, folders: Sequence[str]) -> list[Torch]:
     """The torch of each folder that has one, in the order in which Python would find them."""
     found = []
-    for folder in dict.fromkeys(f for f in folders if f):
-        text = view.text(f"{folder}/torch/version.py")
-        if text:
+    real: set[Path] = set()
+    for folder in folders:
+        text = view.text(f"{folder}/torch/version.py") if folder else ""
+        place = view.path(folder).resolve()  # lib64 is usually another name of lib
+        if text and place not in real:
+            real.add(place)
             facts = {m[1]: m[2] or m[3] or "" for m in _ASSIGNED.finditer(text)}
             found.append(
                 Torch(

@@ -7,6 +7,7 @@ read from /proc as proc(5) describes; that needs the rights of a debugger, and w
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +16,8 @@ from tokentrace.probes._caches import entries_of
 
 #: Files of /proc and /sys are small; what is longer is not what it claims to be.
 MAX_BYTES = 4 * 2**20
-#: From its environment on, a process may write its title. What is left then has few variables.
-_FEW = 3
+#: How far up a worker's parents are looked at for an environment; vLLM's worker is two below the server.
+_PARENTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,16 @@ class View:
     command: tuple[str, ...] = ()
     hidden: str = ""
     fix: str = ""
+    environ_of: int = 0  # the parent whose variables these are, where the process has written over its own
     errors: dict[str, str] = field(default_factory=dict)  # path -> why it could not be read
 
     @property
     def whose(self) -> str:
         """For sentences: "this process" or "the server (process 12)"."""
-        return f"the server (process {self.pid})" if self.pid else "this process"
+        if not self.pid:
+            return "this process"
+        parents = f", with the variables of its parent {self.environ_of}" if self.environ_of else ""
+        return f"the server (process {self.pid}{parents})"
 
     @property
     def mounts(self) -> str:
@@ -81,11 +86,11 @@ def of_process(pid: int, proc: str = "/proc") -> View:
     folder = Path(proc, str(pid))
     fix = "run tokentrace doctor as the server's user, or as root"
     try:
-        command = tuple(part.decode(errors="replace") for part in _bytes(folder / "cmdline").split(b"\0") if part)
+        command = _command(folder)
     except OSError:
         return View(os.environ, pid=pid, hidden=f"process {pid} is not there", fix="give the pid of a live server")
     try:
-        environ = parse_environ(_bytes(folder / "environ"))
+        raw = _bytes(folder / "environ")
         root = str(folder / "root")
         Path(root).stat()
         next(Path(root).iterdir(), None)
@@ -94,10 +99,41 @@ def of_process(pid: int, proc: str = "/proc") -> View:
         return View(os.environ, proc=str(folder), pid=pid, command=command, hidden=why, fix=fix)
     same = _same_root(Path(root))
     where = "/" if same else root
-    if len(environ) < _FEW:
-        why = f"process {pid} has written its title over its environment"
-        return View(os.environ, where, str(folder), pid, command, why, "look at the variables in its start script")
-    return View(environ, where, str(folder), pid, command)
+    if not overwritten(raw):
+        return View(parse_environ(raw), where, str(folder), pid, command)
+    parent, environ = _parents_environ(folder, Path(proc))
+    if parent:
+        # A title says nothing of flags; the parent's command does.
+        command = _command(Path(proc, str(parent))) if len(command) == 1 else command
+        return View(environ, where, str(folder), pid, command, environ_of=parent)
+    why = f"process {pid} has written its title over its environment"
+    return View(os.environ, where, str(folder), pid, command, why, "give the pid of the process that started it")
+
+
+def _command(folder: Path) -> tuple[str, ...]:
+    return tuple(part.decode(errors="replace") for part in _bytes(folder / "cmdline").split(b"\0") if part)
+
+
+def overwritten(raw: bytes) -> bool:
+    """Has the process written its title over the beginning of its variables, as setproctitle does?"""
+    return any(b"=" not in part for part in raw.rstrip(b"\0").split(b"\0"))
+
+
+def _parents_environ(folder: Path, proc: Path) -> tuple[int, dict[str, str]]:
+    """(pid, variables) of the nearest parent of the same user that has kept its own; (0, {}) when there is none."""
+    owner = folder.stat().st_uid
+    for _ in range(_PARENTS):
+        try:
+            match = re.search(rb"^PPid:\s+(\d+)", _bytes(folder / "status"), re.MULTILINE)
+            folder = proc / match[1].decode() if match else proc / "0"
+            if folder.name in ("0", "1") or folder.stat().st_uid != owner:
+                break
+            raw = _bytes(folder / "environ")
+        except OSError:
+            break
+        if not overwritten(raw):
+            return int(folder.name), parse_environ(raw)
+    return 0, {}
 
 
 def _same_root(root: Path) -> bool:
