@@ -232,3 +232,47 @@ def test_nothing_of_the_key_is_kept() -> None:
         x = ask(server, api_key=key)
     assert server.requests[0].headers["authorization"] == f"Bearer {key}"
     assert key not in everything_said(x)
+
+
+#: Answers of a LiteLLM proxy (1.8x) to each of these, word for word.
+LITELLM = {
+    "the server behind it is not there": (
+        500,
+        "litellm.InternalServerError: InternalServerError: OpenAIException - Connection error.\nLiteLLM: model group "
+        "'dead' failed with the error above. No fallback was attempted.",
+        "TT847", "behind it",
+    ),
+    "its own key is wrong": (
+        401,
+        "litellm.AuthenticationError: AuthenticationError: OpenAIException - Invalid API key\nLiteLLM: model group "
+        "'keyed' failed with the error above. No fallback was attempted.",
+        "TT835", "own key",
+    ),
+    "it gave up on the server for a while": (
+        429, "No deployments available for selected model, Try again in 5 seconds. Passed model=keyed.", "TT847", "behind",  # noqa: E501
+    ),
+    "a key that it did not issue": (400, "No connected db.", "TT831", "does not know the key"),
+    "a model that it does not have": (
+        400, "/chat/completions: Invalid model name passed in model=goood. Call `/v1/models` to view available models.",
+        "TT841", "goood",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LITELLM)
+def test_a_gateway_and_what_lies_behind_it(name: str) -> None:
+    status, said, check, fact = LITELLM[name]
+    with ScriptedServer() as server:
+        answer = json_answer({"error": {"message": said, "type": None, "param": None, "code": str(status)}}, status)
+        server.on("POST", CHAT, answer.with_headers(x_litellm_call_id="1"))
+        x = ask(server, api_key="sk-own-0123456789", model="goood")
+    assert x.error is not None and x.error.check == check and fact in str(x.error), x.error
+    assert x.error.fix and "\n" not in str(x.error)
+
+
+def test_a_500_without_a_key_mentions_the_key() -> None:
+    with ScriptedServer() as server:
+        server.on("POST", CHAT, Answer(500, {}, [b"Internal Server Error"], "length"))
+        without, with_key = ask(server), ask(server, api_key="sk-own-0123456789")
+    assert without.error is not None and "no key was sent" in without.error.fix
+    assert with_key.error is not None and "key" not in with_key.error.fix

@@ -37,6 +37,15 @@ _LOADING = re.compile(r"loading model|model is loading|still loading|currently l
 _DEAD = re.compile(r"EngineDead|engine (core )?(died|failed|is dead|has died)|background loop", re.IGNORECASE)
 _EXPIRED = re.compile(r"expired|expir", re.IGNORECASE)
 _OAUTH = re.compile(r"oauth|access token|session token|jwt", re.IGNORECASE)
+#: A gateway repeats what the server behind it said: LiteLLM with the names of its exceptions, OpenRouter in its words.
+_BEHIND = re.compile(r"litellm\.[A-Z]\w*Error|\b[A-Z]\w*Exception - |provider returned error", re.IGNORECASE)
+_UNREACHED = re.compile(
+    r"(litellm\.|exception - ).{0,80}(connection error|cannot connect|connect call failed)|upstream connect error|"
+    r"no healthy upstream|ECONNREFUSED|cannot connect to host|all connection attempts failed|connection refused|"
+    r"no deployments available|all_deployments_in_cooldown|no available (workers|servers|backends)",
+    re.IGNORECASE | re.DOTALL,
+)
+_NO_KEY_STORE = re.compile(r"no connected db|no_db_connection", re.IGNORECASE)
 _HTTPS_PORT = re.compile(r"plain HTTP request was sent to HTTPS port|HTTP request to an HTTPS server", re.IGNORECASE)
 
 
@@ -49,6 +58,8 @@ def status_failure(facts: Facts) -> EndpointError:
         return _redirect(facts)
     if status == 407:
         return proxy_wants_password(facts)
+    if status in (401, 403) and facts.key_sent and _BEHIND.search(facts.said):
+        return _gateways_key(facts)
     if status == 401:
         return _unauthorised(facts)
     if (found := said_failure(facts, status)) is not None:
@@ -89,7 +100,25 @@ def said_failure(facts: Facts, status: int) -> EndpointError | None:
         )
     if status != 404 and _CONTEXT.search(text) and status not in (401, 403, 429):
         return _context(facts)
-    if status in (0, 400, 404, 422, 403, 500) and _MODEL.search(text) and "chat/completions" not in said:
+    if status >= 400 and _UNREACHED.search(text):
+        return failure(
+            "TT847",
+            f"{facts.gateway or 'the gateway'} cannot reach the server behind it ({status}){_said(facts)}",
+            "check that the server behind the gateway is up, and its address in the gateway's configuration",
+            _detail(facts),
+        )
+    if _NO_KEY_STORE.search(text) and facts.key_sent:
+        return failure(
+            "TT831",
+            f"the gateway does not know the key from {facts.key_source or 'the settings'} ({status}){_said(facts)}",
+            "use the gateway's master key, or a key that it issued",
+            _detail(facts),
+        )
+    if (
+        status in (0, 400, 404, 422, 403, 500)
+        and _MODEL.search(text)
+        and not (status == 404 and "chat/completions" in said)
+    ):
         return _unknown_model(facts)
     if _MEMORY.search(said):
         return failure(
@@ -191,6 +220,16 @@ def _unauthorised(facts: Facts) -> EndpointError:
     )
 
 
+def _gateways_key(facts: Facts) -> EndpointError:
+    by = facts.gateway or "the gateway"
+    return failure(
+        "TT835",
+        f"the server behind {by} refused {by}'s own key ({facts.status}){_said(facts)}",
+        f"correct the api_key of {facts.model or 'this model'} in the gateway's configuration; yours was accepted",
+        _detail(facts),
+    )
+
+
 def _forbidden(facts: Facts) -> EndpointError:
     if facts.is_html and facts.gateway:
         return failure(
@@ -236,7 +275,10 @@ def _server_error(facts: Facts) -> EndpointError:
         wait = facts.headers.get("retry-after", "")
         fix = f"try again in {one_line(wait, 30)} s" if wait.isdigit() else "it may still be starting: try again"
         return failure("TT846", f"the server is not ready (503){_said(facts)}", fix, _detail(facts))
-    return failure("TT846", f"{facts.who} failed ({status}){_said(facts)}", "look at the server's log", _detail(facts))
+    fix = "look at the server's log"
+    if not facts.key_sent:
+        fix += "; no key was sent, and some gateways answer that so"
+    return failure("TT846", f"{facts.who} failed ({status}){_said(facts)}", fix, _detail(facts))
 
 
 def _context(facts: Facts) -> EndpointError:

@@ -43,6 +43,7 @@ CAUSES: dict[str, Cause] = {
     "TT832": Cause(8, "key_malformed", "the key looks malformed"),
     "TT833": Cause(8, "oauth_token", "an OAuth token was sent where a key is wanted, or it has expired"),
     "TT834": Cause(8, "forbidden", "the key is not allowed to do this"),
+    "TT835": Cause(8, "gateway_key", "the server behind the gateway refused the gateway's own key"),
     "TT840": Cause(8, "path_not_found", "the path does not exist on the server"),
     "TT841": Cause(8, "model_not_found", "the server does not have this model"),
     "TT842": Cause(8, "method_not_allowed", "the path does not take POST"),

@@ -124,6 +124,8 @@ class Facts:
         for mark, name in _MARKS.items():
             if mark in self.headers:
                 return name
+        if any(name.startswith("x-litellm-") for name in self.headers):
+            return "LiteLLM"
         return next((name for word, name in _GATEWAYS.items() if word in server), "")
 
     @property

@@ -24,6 +24,9 @@ from tokentrace.errors import EndpointError
 _METRICS_BYTES = 2 * 2**20
 _OTHER_BYTES = 2**20
 
+LITELLM = "LiteLLM"
+#: litellm/constants.py: DEFAULT_MODEL_CREATED_AT_TIME.
+_LITELLM_CREATED = 1_677_610_602
 #: The first word of a server's metrics -> its name, and what /v1/models says of the owner -> its name.
 _BY_METRICS = {
     "vllm:": "vLLM", "sglang:": "SGLang", "tgi_": "Text Generation Inference", "llamacpp:": "llama.cpp",
@@ -96,9 +99,8 @@ class Look:
     @property
     def server(self) -> str:
         """Which server this is, "" when nothing tells."""
-        for reply in self.replies.values():
-            if any(name.startswith("x-litellm") for name in reply.headers):
-                return "LiteLLM"
+        if self.is_litellm:
+            return LITELLM
         metrics = self.get("metrics")
         if metrics is not None and metrics.status == 200:
             text = metrics.body[:200_000].decode("utf-8", "replace")
@@ -109,6 +111,14 @@ class Look:
             if owner := _BY_OWNER.get(str(model.get("owned_by", "")).lower()):
                 return owner
         return ""
+
+    @property
+    def is_litellm(self) -> bool:
+        """LiteLLM tells it by its headers, or by the one date of making that it gives all its models."""
+        if any(name.startswith("x-litellm") for reply in self.replies.values() for name in reply.headers):
+            return True
+        models = self.models
+        return bool(models) and all(m.get("created") == _LITELLM_CREATED for m in models or ())
 
     @property
     def alive(self) -> list[str]:
@@ -130,15 +140,22 @@ def urls(endpoint: Endpoint) -> dict[str, str]:
 def look(endpoint: Endpoint, environ: Mapping[str, str], timeout_s: float) -> Look:
     """Ask all at once. Returns after `timeout_s` at the latest, with what had come by then."""
     found = Look()
-    threads = [
-        threading.Thread(
-            target=lambda n=name, u=url: found.replies.__setitem__(n, ask(endpoint, u, environ, timeout_s)),
-            name=f"tokentrace-look-{name}",
-            daemon=True,
-        )
-        for name, url in urls(endpoint).items()
-    ]
+    listed = threading.Event()
+
+    def one(name: str, url: str) -> None:
+        try:
+            if name == "health" and listed.wait(timeout_s / 2) and found.is_litellm:
+                return  # LiteLLM's /health sends a chat request to every model that it has
+            found.replies[name] = ask(endpoint, url, environ, max(0.2, end - 0.3 - time.monotonic()))
+        finally:
+            if name == "models":
+                listed.set()
+
     end = time.monotonic() + timeout_s + 0.3
+    threads = [
+        threading.Thread(target=one, args=item, name=f"tokentrace-look-{item[0]}", daemon=True)
+        for item in urls(endpoint).items()
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from tokentrace.client import certificates
 from tokentrace.client.causes import one_line
 from tokentrace.doctor.check import SERVERS, Check, Result, Situation, ok, skip, unknown, warn
+from tokentrace.doctor.look import LITELLM
 from tokentrace.exchange import Exchange, Phase
 from tokentrace.wording import duration, listed
 
@@ -138,7 +139,12 @@ def _server(s: Situation) -> Iterable[Result]:
         return
     routes = [f"/{name} {reply.told}" for name, reply in look.replies.items()]
     name, version = look.server, look.version
-    if name:
+    x = _exchange(s)
+    if x is not None and any(header.startswith("x-litellm") for header in x.response_headers):
+        name = LITELLM
+    if name == LITELLM:
+        yield ok("TT856", "it is LiteLLM, a gateway: what lies behind it is seen only by asking that server", *routes)
+    elif name:
         yield ok("TT856", f"it is {name}{f' {version}' if version else ''}", *routes)
     else:
         yield unknown("TT856", "which server this is could not be told; optional routes may be missing", "", *routes)
