@@ -150,14 +150,14 @@ CHECKS = (
     Check(
         "TT503", "build of torch",
         "The package torch comes in builds for CUDA, for ROCm and for processors only; the last one never uses a GPU.",
-        "torch/version.py of the serving process's folders (torch is not imported) against the GPUs found.",
+        "torch/version.py of the serving process's folders (torch is not imported) against the GPUs found",
         "Install the build for the device, from the index that pytorch.org names.",
         on_the_servers_machine("TT503", build),
     ),
     Check(
         "TT504", "driver for torch's CUDA",
         "Each CUDA major version needs a least driver: 11 needs 450.80.02, 12 needs 525.60.13, 13 needs 580.65.06.",
-        "torch/version.py, /proc/driver/nvidia/version, and whether a compatibility library is installed.",
+        "torch/version.py, /proc/driver/nvidia/version, and whether a compatibility library is installed",
         "Update the driver, or install a torch for an older CUDA.",
         on_the_servers_machine("TT504", driver),
     ),
@@ -165,7 +165,7 @@ CHECKS = (
         "TT508", "torch on the path",
         "Several torches on the path hide each other, and a PYTHONPATH of another Python breaks imports in ways that "
         "look like a broken GPU.",
-        "The folders the serving process imports from; python, pip and vllm of PATH.",
+        "the folders the serving process imports from; python, pip and vllm of PATH",
         "Keep one torch in one environment and unset PYTHONPATH.",
         on_the_servers_machine("TT508", others),
     ),

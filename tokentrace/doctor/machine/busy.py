@@ -70,7 +70,7 @@ CHECKS = (
         "TT507", "GPU at work",
         "A model that quietly runs on the processor answers correctly and slowly. Utilization counts any kernel that "
         "is there, so it is shown beside power.",
-        "Utilization and power of every GPU before, during and after the live call.",
+        "utilization and power of every GPU before, during and after the live call",
         "Install a torch for the GPU and see that the model is placed on it.",
         run, live=True,
     ),

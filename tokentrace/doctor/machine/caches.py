@@ -143,8 +143,8 @@ CHECKS = (
         "TT201", "caches: writable",
         "inductor, Triton, vLLM, FlashInfer and DeepGEMM stop when they cannot write; CUDA, HIP and MIOpen compile "
         "again each time.",
-        "Each cache's folder and the variable that decides it, for the serving process's environment, user and "
-        "mounts; size, age and file system.",
+        "each cache's folder and the variable that decides it, for the serving process's environment, user and "
+        "mounts; size, age and file system",
         "Set HOME, or each named variable, to a folder that can be written.",
         on_the_servers_machine("TT201", look),
     ),
@@ -152,25 +152,25 @@ CHECKS = (
         "TT202", "caches: lasting",
         "A container's own layer and memory file systems are empty after a restart; each start then compiles for "
         "minutes.",
-        "The file system under each cache that holds anything.",
+        "the file system under each cache that holds anything",
         "Mount a volume at the folder, or set its variable to a disk that stays.",
     ),
     Check(
         "TT203", "caches: room",
         "A full disk ends a compilation half-way and leaves broken files.",
-        "Free bytes and inodes of each cache's file system; quotas are not seen.",
+        "free bytes and inodes of each cache's file system; quotas are not seen",
         "Free some room, or move the cache.",
     ),
     Check(
         "TT204", "caches: network",
         "Compilers lock files and compare their times; over a network locks may hang and times drift.",
-        "The file system under each cache.",
+        "the file system under each cache",
         "Set the cache's variable to a local disk.",
     ),
     Check(
         "TT210", "caches: switched on",
         "Variables for debugging, such as TORCHINDUCTOR_FORCE_DISABLE_CACHES, make each start compile all again.",
-        "The variables of the serving process.",
+        "the variables of the serving process",
         "Unset the variable.",
     ),
 )  # fmt: skip

@@ -220,20 +220,20 @@ CHECKS = (
     Check(
         "TT505", "number format",
         "bfloat16 needs compute capability 8.0, fp8 8.9, nvfp4 10.0; older cards refuse the model or serve it slowly.",
-        "NVML's compute capability against --dtype, --quantization and the model's config.json.",
+        "NVML's compute capability against --dtype, --quantization and the model's config.json",
         "Choose a format that the card has, for instance --dtype half.",
         on_the_servers_machine("TT505", look),
     ),
     Check(
         "TT506", "device memory",
         "Servers ask for a share of all memory; what other programs hold is missing from it.",
-        "NVML's free memory and the processes on each card; the machine's memory where the card shares it.",
+        "NVML's free memory and the processes on each card; the machine's memory where the card shares it",
         "End what holds the memory, or lower --gpu-memory-utilization to what fits.",
     ),
     Check(
         "TT303", "compute mode",
         "In exclusive mode a second program is refused; under MPS kernels of others run beside the server's.",
-        "NVML's compute mode, MPS's pipe folder.",
+        "NVML's compute mode, MPS's pipe folder",
         "sudo nvidia-smi -c DEFAULT",
     ),
 )  # fmt: skip

@@ -95,7 +95,7 @@ CHECKS = (
         "TT209", "caches: hit or miss",
         "Kernels that are compiled at the first request make it seconds slower, and a health check may kill the server "
         "meanwhile.",
-        "The files of every cache before and after the live call, and its two times to the first token.",
+        "the files of every cache before and after the live call, and its two times to the first token",
         "Warm the server up when it starts, and keep its caches.",
         run, live=True,
     ),

@@ -109,7 +109,7 @@ CHECKS = (
         "TT205", "compilers",
         "Triton builds its launcher with a C compiler, inductor its C++ kernels; FlashInfer and DeepGEMM call nvcc and "
         "ninja for kernels that come uncompiled.",
-        "PATH, CC, CXX, CUDA_HOME of the serving process; versions as the programs print them.",
+        "PATH, CC, CXX, CUDA_HOME of the serving process; versions as the programs print them",
         "Install g++, ninja or the CUDA toolkit.",
         on_the_servers_machine("TT205", look),
     ),

@@ -171,8 +171,8 @@ CHECKS = (
         "TT501", "GPU and driver",
         "A GPU on the bus helps nobody without its kernel driver, its device nodes and the right to open them; a "
         "container gets none of these by itself.",
-        "The PCI bus, /proc/driver/nvidia, /sys/class/kfd, /dev/nvidia*, /dev/kfd, /dev/dri/renderD*, one line per "
-        "platform.",
+        "the PCI bus, /proc/driver/nvidia, /sys/class/kfd, /dev/nvidia*, /dev/kfd, /dev/dri/renderD*, one line per "
+        "platform",
         "Install or load the driver, give the container its GPUs, or give the user the group of the device nodes.",
         on_the_servers_machine("TT501", device),
     ),
@@ -180,7 +180,7 @@ CHECKS = (
         "TT502", "visible GPUs",
         "CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES choose and renumber GPUs; empty, -1, a "
         "repetition or a number that is too large hides them without any message.",
-        "Those variables of the serving process against the list of cards, with the mapping of numbers.",
+        "Those variables of the serving process against the list of cards, with the mapping of numbers",
         "Unset the variable or name GPUs that exist.",
         on_the_servers_machine("TT502", hidden),
     ),

@@ -244,26 +244,26 @@ CHECKS = (
         "TT208", "caches: keys",
         "vLLM keeps compiled code under a key of code, settings and environment; a value that is new at each start, "
         "such as an address, makes the key new and everything compiles again.",
-        "vLLM's torch_compile_cache: folders of the last seven days and their cache_key_factors.json, compared.",
+        "vLLM's torch_compile_cache: folders of the last seven days and their cache_key_factors.json, compared",
         "Give the value that changes the same value at each start.",
         on_the_servers_machine("TT208", look),
     ),
     Check(
         "TT207", "FlashInfer's builds",
         "FlashInfer writes CUDA's folder into each build file; the same CUDA under another name builds all again.",
-        "cuda_home in build.ninja files against CUDA_HOME, CUDA_PATH and nvcc.",
+        "cuda_home in build.ninja files against CUDA_HOME, CUDA_PATH and nvcc",
         "Set CUDA_HOME to the same folder at each start.",
     ),
     Check(
         "TT206", "caches: locks",
         "A run that was killed while compiling may leave a lock behind, and the next one waits for ever.",
-        "Lock files in the caches, /proc/locks, and whether any compiler runs.",
+        "lock files in the caches, /proc/locks, and whether any compiler runs",
         "Remove the lock that is named.",
     ),
     Check(
         "TT212", "TensorRT's engines",
         "An engine file serves one model, one card and one TensorRT; under a new name at each start it never hits.",
-        "Engine files with their age, the installed TensorRT.",
+        "engine files with their age, the installed TensorRT",
         "Give the model or the cache a fixed name.",
     ),
 )  # fmt: skip

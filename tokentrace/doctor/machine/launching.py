@@ -79,7 +79,7 @@ CHECKS = (
         "TT304", "captured graphs",
         "A decode step is hundreds of tiny kernels; launched one by one they leave the GPU waiting, captured in a "
         "graph they do not. A batch larger than every captured size falls back.",
-        "--enforce-eager, --max-num-seqs and the captured sizes in vLLM's command line.",
+        "--enforce-eager, --max-num-seqs and the captured sizes in vLLM's command line",
         "Start vLLM without --enforce-eager and with sizes up to --max-num-seqs.",
         on_the_servers_machine("TT304", look),
     ),

@@ -156,7 +156,7 @@ CHECKS = (
         "TT107", "power of the call",
         "A sensor renews its value every 20 to 100 ms or tells a mean of the last second; a call that is shorter is "
         "refused, not printed.",
-        "Every sensor before, during and after the live call; joules with their error as in a trace.",
+        "every sensor before, during and after the live call; joules with their error as in a trace",
         "Ask for a longer reply.",
         run, live=True,
     ),

@@ -160,28 +160,28 @@ CHECKS = (
         "NVIDIA's driver keeps hardware counters for administrators by default; kernel times, which the trace uses, "
         "usually come without.",
         "RmProfilingAdminOnly in /proc/driver/nvidia/params, the serving process's capabilities, "
-        "kernel.perf_event_paranoid.",
+        "kernel.perf_event_paranoid",
         "On the host: NVreg_RestrictProfilingToAdminUsers=0; in a container also --cap-add SYS_ADMIN.",
         on_the_servers_machine("TT402", counters),
     ),
     Check(
         "TT403", "tracing library",
         "A libcupti of another CUDA in LD_LIBRARY_PATH leaves kernels out of the profile, with one warning at start.",
-        "The libraries mapped in the server, LD_LIBRARY_PATH, torch/version.py.",
+        "the libraries mapped in the server, LD_LIBRARY_PATH, torch/version.py",
         "Take the other CUDA's folder out of LD_LIBRARY_PATH.",
         on_the_servers_machine("TT403", cupti),
     ),
     Check(
         "TT404", "other profilers",
         "The driver serves one tracer at a time; nsys or ncu beside the server leaves this one blind.",
-        "The names of this machine's processes.",
+        "the names of this machine's processes",
         "Let the other profiler finish, or pause DCGM: dcgmi profile --pause.",
         on_the_servers_machine("TT404", holders),
     ),
     Check(
         "TT406", "platform",
         "Under WSL the profiler gets no kernels on most versions; the GPU works all the same.",
-        "/proc/version.",
+        "/proc/version",
         "Profile on Linux itself.",
         on_the_servers_machine("TT406", platform),
     ),

@@ -119,7 +119,7 @@ CHECKS = (
         "Up to 0.15 vLLM reads VLLM_TORCH_PROFILER_DIR, from 0.16 only --profiler-config; with the wrong one "
         "/start_profile answers 404 and nothing is logged.",
         "vLLM's version, its command line and environment, and whether the route exists (asked with GET, which starts "
-        "nothing).",
+        "nothing)",
         "Start vLLM with --profiler-config (0.16 or later) or with the variable (before).",
         run, network=True, seconds=3.0,
     ),

@@ -63,7 +63,7 @@ CHECKS = (
     Check(
         "TT302", "vendors' profilers",
         "nsys, ncu and rocprof look deeper than the trace does; they are told with their versions, none is needed.",
-        "PATH and the vendors' usual folders.",
+        "PATH and the vendors' usual folders",
         "Install Nsight Systems, Nsight Compute or ROCm's profiler if you want them.",
         on_the_servers_machine("TT302", look),
     ),

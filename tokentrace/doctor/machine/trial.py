@@ -214,7 +214,7 @@ CHECKS = (
     Check(
         "TT401", "torch's profiler",
         "Layers 4 and 3 come from torch.profiler; a torch that cannot profile leaves them dark.",
-        "A few operators, really profiled in a process of their own that ends within its time and writes nothing.",
+        "a few operators, really profiled in a process of their own that ends within its time and writes nothing",
         "Reinstall torch, or use torch 2.6 or later.",
         on_the_servers_machine("TT401", look), seconds=SECONDS,
     ),
@@ -222,14 +222,14 @@ CHECKS = (
         "TT301", "kernels and launches",
         "On a GPU each kernel carries the correlation id of its launch; without the driver's tracing interface only "
         "the launches are seen. On a processor the leaf operators are the last thing that can be seen.",
-        "The same profile as TT401.",
+        "the same profile as TT401",
         "Let the driver's tracing interface in: see TT402, TT403 and TT404.",
     ),
     Check(
         "TT509", "torch on the GPU",
         "A driver, a build and a card can each be right and still not fit each other: torch has no code for a card "
         "that is newer or older than it.",
-        "The same profile as TT401: whether torch starts on the GPU, and its architectures against the card.",
+        "the same profile as TT401: whether torch starts on the GPU, and its architectures against the card",
         "Install a torch that was built for the card.",
     ),
 )  # fmt: skip
