@@ -11,7 +11,7 @@ from pathlib import Path
 from tokentrace.doctor.check import ENGINE_DOWN, Check, Result, Situation, fail, ok, skip, unknown, warn
 from tokentrace.doctor.machine import hardware, torches
 from tokentrace.doctor.machine.hardware import Hardware
-from tokentrace.doctor.machine.situation import on_the_servers_machine
+from tokentrace.doctor.machine.situation import in_the_servers_process
 from tokentrace.doctor.machine.torches import Torch
 from tokentrace.doctor.machine.view import View
 from tokentrace.wording import listed
@@ -27,7 +27,7 @@ def build(situation: Situation, view: View) -> Iterable[Result]:
     folders = torches.folders_of(view)
     found = torches.in_folders(view, folders)
     if not found:
-        return [_without_torch(situation, view)]
+        return [_without_torch(view)]
     used, there = found[0], hardware.look(view)
     vendors = {card.vendor for card in there.cards} | {d.vendor for d in there.devices if not d.display_only}
     evidence = (f"torch {used.version} {used.build} in {used.folder}", f"GPUs: {listed(sorted(vendors)) or 'none'}")
@@ -45,13 +45,11 @@ def build(situation: Situation, view: View) -> Iterable[Result]:
     return [ok("TT503", f"torch {used.version} is built {used.build}", *evidence)]
 
 
-def _without_torch(situation: Situation, view: View) -> Result:
+def _without_torch(view: View) -> Result:
     if view.pid:
         return unknown("TT503", f"no torch was found in the folders {view.whose} imports from: it may use none")
-    if situation.mode == "machine":
-        return warn("TT503", "torch is not installed here: the local engine cannot run",
-                    "pip install 'tokentrace[local]', or give --url of a server", sys.executable)  # fmt: skip
-    return skip("TT503", "torch is not installed here, which an endpoint does not need")
+    return warn("TT503", "torch is not installed here: the local engine cannot run",
+                "pip install 'tokentrace[local]', or give --url of a server", sys.executable)  # fmt: skip
 
 
 def _gpu_build(vendor: str, there: Hardware) -> str:
@@ -152,14 +150,14 @@ CHECKS = (
         "The package torch comes in builds for CUDA, for ROCm and for processors only; the last one never uses a GPU.",
         "torch/version.py of the serving process's folders (torch is not imported) against the GPUs found",
         "Install the build for the device, from the index that pytorch.org names.",
-        on_the_servers_machine("TT503", build),
+        in_the_servers_process("TT503", build),
     ),
     Check(
         "TT504", "driver for torch's CUDA",
         "Each CUDA major version needs a least driver: 11 needs 450.80.02, 12 needs 525.60.13, 13 needs 580.65.06.",
         "torch/version.py, /proc/driver/nvidia/version, and whether a compatibility library is installed",
         "Update the driver, or install a torch for an older CUDA.",
-        on_the_servers_machine("TT504", driver),
+        in_the_servers_process("TT504", driver),
     ),
     Check(
         "TT508", "torch on the path",
@@ -167,6 +165,6 @@ CHECKS = (
         "look like a broken GPU.",
         "the folders the serving process imports from; python, pip and vllm of PATH",
         "Keep one torch in one environment and unset PYTHONPATH.",
-        on_the_servers_machine("TT508", others),
+        in_the_servers_process("TT508", others),
     ),
 )  # fmt: skip

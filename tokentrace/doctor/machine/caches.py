@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from tokentrace.doctor.check import ENGINE_DOWN, Check, Result, Situation, ok, unknown, warn
 from tokentrace.doctor.machine import folders, surroundings
-from tokentrace.doctor.machine.situation import on_the_servers_machine
+from tokentrace.doctor.machine.situation import in_the_servers_process
 from tokentrace.doctor.machine.view import View
 from tokentrace.probes._caches import CacheFolder
 from tokentrace.wording import duration, listed, plural
@@ -146,7 +146,7 @@ CHECKS = (
         "each cache's folder and the variable that decides it, for the serving process's environment, user and "
         "mounts; size, age and file system",
         "Set HOME, or each named variable, to a folder that can be written.",
-        on_the_servers_machine("TT201", look),
+        in_the_servers_process("TT201", look),
     ),
     Check(
         "TT202", "caches: lasting",

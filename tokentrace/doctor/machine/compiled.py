@@ -8,7 +8,7 @@ from typing import Any
 from tokentrace.doctor.check import Check, Reader, Result, Sampler, Situation, ok, skip, unknown, warn
 from tokentrace.doctor.machine import folders
 from tokentrace.doctor.machine.keys import NEW_FILE, files
-from tokentrace.doctor.machine.situation import view_of
+from tokentrace.doctor.machine.situation import UNKNOWN_PROCESS, process_known, view_of
 from tokentrace.doctor.machine.view import View
 from tokentrace.wording import duration, listed, plural
 
@@ -32,7 +32,7 @@ class _Caches:
 
 
 def _open(situation: Situation) -> Reader | None:
-    if not situation.here:
+    if not situation.here or not process_known(situation):
         return None
     view = view_of(situation)
     return None if view.hidden else _Caches(view)
@@ -48,6 +48,8 @@ def run(situation: Situation) -> Iterable[Result]:
         return [skip("TT209", "no live call was answered")]
     if not situation.here:
         return [skip("TT209", "the server runs on another machine, its caches cannot be seen from here")]
+    if not process_known(situation):
+        return [skip("TT209", UNKNOWN_PROCESS)]
     samples = live.of(NAME)
     if len(samples) < 2:
         why = live.errors.get(NAME) or "they were not looked at before and after the call"

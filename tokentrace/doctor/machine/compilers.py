@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from tokentrace.doctor.check import Check, Result, Situation, ok, skip, unknown, warn
 from tokentrace.doctor.machine import hardware, torches
-from tokentrace.doctor.machine.situation import on_the_servers_machine
+from tokentrace.doctor.machine.situation import in_the_servers_process
 from tokentrace.doctor.machine.view import View
 from tokentrace.wording import listed
 
@@ -111,6 +111,6 @@ CHECKS = (
         "ninja for kernels that come uncompiled.",
         "PATH, CC, CXX, CUDA_HOME of the serving process; versions as the programs print them",
         "Install g++, ninja or the CUDA toolkit.",
-        on_the_servers_machine("TT205", look),
+        in_the_servers_process("TT205", look),
     ),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from tokentrace.doctor.check import ENGINE_DOWN, Check, Result, Situation, Status, fail, ok, unknown, warn
 from tokentrace.doctor.machine import hardware, surroundings, visible
 from tokentrace.doctor.machine.hardware import Hardware
-from tokentrace.doctor.machine.situation import on_the_servers_machine
+from tokentrace.doctor.machine.situation import in_the_servers_process, on_the_servers_machine
 from tokentrace.doctor.machine.surroundings import Surroundings
 from tokentrace.doctor.machine.view import View
 from tokentrace.wording import listed, plural
@@ -180,8 +180,8 @@ CHECKS = (
         "TT502", "visible GPUs",
         "CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES choose and renumber GPUs; empty, -1, a "
         "repetition or a number that is too large hides them without any message.",
-        "Those variables of the serving process against the list of cards, with the mapping of numbers",
+        "those variables of the serving process against the list of cards, with the mapping of numbers",
         "Unset the variable or name GPUs that exist.",
-        on_the_servers_machine("TT502", hidden),
+        in_the_servers_process("TT502", hidden),
     ),
 )  # fmt: skip

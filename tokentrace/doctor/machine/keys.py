@@ -15,7 +15,7 @@ import orjson
 
 from tokentrace.doctor.check import Check, Result, Situation, ok, skip, unknown, warn
 from tokentrace.doctor.machine import folders, torches
-from tokentrace.doctor.machine.situation import on_the_servers_machine
+from tokentrace.doctor.machine.situation import in_the_servers_process
 from tokentrace.doctor.machine.view import View
 from tokentrace.probes._caches import CacheFolder, entries_of
 from tokentrace.wording import duration, listed, plural
@@ -246,7 +246,7 @@ CHECKS = (
         "such as an address, makes the key new and everything compiles again.",
         "vLLM's torch_compile_cache: folders of the last seven days and their cache_key_factors.json, compared",
         "Give the value that changes the same value at each start.",
-        on_the_servers_machine("TT208", look),
+        in_the_servers_process("TT208", look),
     ),
     Check(
         "TT207", "FlashInfer's builds",

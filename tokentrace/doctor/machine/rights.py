@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tokentrace.doctor.check import Check, Result, Situation, ok, skip, unknown, warn
 from tokentrace.doctor.machine import hardware, surroundings, torches
-from tokentrace.doctor.machine.situation import on_the_servers_machine
+from tokentrace.doctor.machine.situation import in_the_servers_process, on_the_servers_machine
 from tokentrace.doctor.machine.view import View
 from tokentrace.wording import listed
 
@@ -169,7 +169,7 @@ CHECKS = (
         "A libcupti of another CUDA in LD_LIBRARY_PATH leaves kernels out of the profile, with one warning at start.",
         "the libraries mapped in the server, LD_LIBRARY_PATH, torch/version.py",
         "Take the other CUDA's folder out of LD_LIBRARY_PATH.",
-        on_the_servers_machine("TT403", cupti),
+        in_the_servers_process("TT403", cupti),
     ),
     Check(
         "TT404", "other profilers",

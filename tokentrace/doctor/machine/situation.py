@@ -11,6 +11,8 @@ from tokentrace.doctor.machine.view import View
 
 ELSEWHERE = "the server runs on another machine; run tokentrace doctor there"
 
+UNKNOWN_PROCESS = "the server's process is not known here; name it with --pid"
+
 Look = Callable[[Situation, View], Iterable[Result]]
 
 
@@ -33,3 +35,21 @@ def on_the_servers_machine(check_id: str, look: Look) -> Run:
         return look(situation, view_of(situation))
 
     return run
+
+
+def in_the_servers_process(check_id: str, look: Look) -> Run:
+    """The same for what lies in the process: skipped where only its address is known, since this one says nothing."""
+
+    def run(situation: Situation) -> Iterable[Result]:
+        if not situation.here:
+            return [skip(check_id, ELSEWHERE)]
+        if not process_known(situation):
+            return [skip(check_id, UNKNOWN_PROCESS)]
+        return look(situation, view_of(situation))
+
+    return run
+
+
+def process_known(situation: Situation) -> bool:
+    """Without an endpoint this process stands for the local engine, which it starts."""
+    return situation.mode == "machine" or situation.pid is not None

@@ -16,7 +16,7 @@ import orjson
 
 from tokentrace.doctor.check import Check, Result, Situation, fail, ok, skip, unknown, warn
 from tokentrace.doctor.machine import hardware, surroundings, torches, visible
-from tokentrace.doctor.machine.situation import on_the_servers_machine
+from tokentrace.doctor.machine.situation import in_the_servers_process
 from tokentrace.doctor.machine.view import View
 from tokentrace.probe import Columns
 from tokentrace.probes import _kineto, _nvidia_cards
@@ -216,7 +216,7 @@ CHECKS = (
         "Layers 4 and 3 come from torch.profiler; a torch that cannot profile leaves them dark.",
         "a few operators, really profiled in a process of their own that ends within its time and writes nothing",
         "Reinstall torch, or use torch 2.6 or later.",
-        on_the_servers_machine("TT401", look), seconds=SECONDS,
+        in_the_servers_process("TT401", look), seconds=SECONDS,
     ),
     Check(
         "TT301", "kernels and launches",
