@@ -83,7 +83,8 @@ class Plan:
         warm = f" ({self.warmup} of them to warm up, not counted)" if self.warmup else ""
         each = f"{plural(self.count + self.warmup, 'request')}{warm}"
         if len(targets) > 1:
-            each = f"{requests:,} requests, {each} to each of {' and '.join(t.name for t in targets)}"
+            names = " and ".join(t.name for t in targets)
+            each = f"{requests:,} requests, {self.count + self.warmup:,}{warm} to each of {names}"
         else:
             each = f"{each} to {targets[0].name}"
         prompt = f"a prompt of {plural(len(self.prompt) + len(self.system), 'character')}"

@@ -92,33 +92,30 @@ class _Printer:
         self.line("")
 
     def _figures(self, figures: dict[str, Figure]) -> None:
-        wide = self.width >= 100
-        widths = (10, 24) if wide else (10, 0)
-        head = f"{'':<19}{'mean':>10}"
+        """Intervals of all percentiles where there is room, else of the median."""
+        with_interval = PERCENTILES if self.width >= 116 else PERCENTILES[:1]
+        head = f"{'':<19}{'mean':>9}"
         for name in PERCENTILES:
-            head += f"{name:>{widths[0]}}" + (f"  {'95 % interval':<{widths[1] - 2}}" if wide else "")
-        self._raw(head, "dim")
+            head += f"{name:>9}" + (f"  {'95 % interval':<20}" if name in with_interval else "")
+        self._raw(head.rstrip(), "dim")
         refused: dict[str, str] = {}
+        unclear = False
         for name, title in TITLES.items():
             one = figures.get(name)
             if one is None or one.mean is None:
                 continue
-            text = f"{title:<19}{number(one.mean, one.unit):>10}"
+            text = f"{title:<19}{number(one.mean, one.unit):>9}"
             for percentile in PERCENTILES:
                 quantile = one.quantiles[percentile]
                 value, inside = cell(quantile, one.unit)
-                text += f"{value:>{widths[0]}}" + (f"  {inside:<{widths[1] - 2}}" if wide else "")
+                text += f"{value:>9}" + (f"  {inside:<20}" if percentile in with_interval else "")
+                unclear = unclear or (percentile in with_interval and "?" in inside)
                 if quantile.value is None:
                     refused.setdefault(percentile, quantile.why)
             self._raw(text.rstrip())
-            if not wide:
-                value, inside = cell(one.quantiles["p50"], one.unit)
-                if inside:
-                    self._raw(f"{'':<19}{'p50 95 % interval':>20}  {inside}", "dim")
         for percentile, why in refused.items():
             self.line(f"{percentile} refused: {why}", "dim")
-        if any(q.value is not None and q.high is None and q.low is not None for f in figures.values()
-               for q in f.quantiles.values()):  # fmt: skip
+        if unclear:
             self.line("?: so few measurements do not show how far it may reach", "dim")
 
     def _server(self, one: TargetResult) -> None:

@@ -159,7 +159,7 @@ def _endpoints(
             return None
         for warning in endpoint.warnings:
             click.echo(f"warning: {warning}", err=True)
-        found.append((profile or endpoint.host, endpoint))
+        found.append((profile or f"{endpoint.host}:{endpoint.port}", endpoint))
     labels = names([name for name, _ in found])
     return [Target(name, endpoint) for name, (_, endpoint) in zip(labels, found, strict=True)]
 

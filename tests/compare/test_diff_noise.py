@@ -1,0 +1,93 @@
+"""When a difference counts: not for equal sides, however one of them misbehaves; and no later than it must."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokentrace.compare.noise import Side, _ranks, drift, floor, holm, rank_p, scatter, shift, size_p
+
+sides = st.lists(st.integers(0, 10**9), min_size=1, max_size=6, unique=True)
+
+
+@given(st.integers(1, 6), st.integers(1, 6))
+def test_the_exact_distribution_is_that_of_all_orders(m: int, n: int) -> None:
+    counted = [0] * (m * n + 1)
+    for places in combinations(range(m + n), m):
+        counted[sum(place - number for number, place in enumerate(places))] += 1
+    assert _ranks(m, n) == counted
+
+
+def test_the_order_test_agrees_with_what_is_printed_in_tables() -> None:
+    # Two-sided critical values of U at 5 %, for 4/4, 5/5 and 8/8 measurements: 0, 2, 13.
+    assert rank_p([1, 2, 3, 4], [5, 6, 7, 8]) == pytest.approx(2 / 70)
+    assert rank_p([1, 2, 3, 4, 6.5], [5, 6, 7, 8, 9]) <= 0.05 < rank_p([1, 2, 3, 4, 7.5], [5, 6, 7, 8, 9])
+    assert rank_p([1, 2], [3, 4]) == pytest.approx(1 / 3)
+
+
+@settings(deadline=None)
+@given(sides, sides)
+def test_sides_are_treated_alike(base: list[int], new: list[int]) -> None:
+    one, other = shift(base, new), shift(new, base)
+    assert one.difference == -other.difference
+    assert one.p_size == other.p_size
+    if one.low is not None and one.high is not None:
+        assert one.low <= one.high
+        assert (other.low, other.high) == (-one.high, -one.low)
+        assert one.confidence is not None and 0 <= one.confidence < 1
+
+
+def test_one_wild_run_neither_makes_nor_hides_a_difference() -> None:
+    quiet, slow = [509.0, 517.0, 475.0, 500.0, 495.0], [644.0, 635.0, 1140.0, 650.0, 640.0]
+    found = shift(quiet, slow)
+    assert found.separated and found.p_size is not None and found.p_size < 0.01
+    wild = shift(quiet, [505.0, 1140.0, 512.0, 480.0, 498.0])
+    assert not wild.separated
+
+
+@pytest.mark.parametrize(("m", "n"), [(2, 3), (3, 3), (5, 5)])
+def test_equal_sides_are_seldom_called_different(m: int, n: int) -> None:
+    random = np.random.default_rng(11)
+    for draw in (random.standard_normal, lambda size: np.exp(0.5 * random.standard_normal(size))):
+        wrong = 0
+        for _ in range(400):
+            base, new = list(draw(m)), list(draw(n))
+            found = shift(base, new)
+            assert found.p_size is not None
+            wrong += found.separated and found.p_size <= 0.05
+        assert wrong <= 0.08 * 400
+
+
+def test_a_large_difference_is_seen_with_three_runs() -> None:
+    assert size_p([100, 101, 99.5], [140, 139, 141]) < 0.01
+    assert size_p([5, 5, 5], [6, 6, 6]) == 0.0
+    assert size_p([5, 5, 5], [5, 5, 5]) == 1.0
+
+
+def test_many_rows_are_not_tested_as_if_each_were_alone() -> None:
+    assert holm({"a": 0.001, "b": 0.04, "c": 0.5}) == {"a"}
+    assert holm({"a": 0.04}) == {"a"}
+    assert holm({}) == set()
+
+
+def test_one_run_a_side_uses_its_own_steps_and_says_when_there_are_none() -> None:
+    steps = {("decode", n): 1000 + (n % 2) * 20 for n in range(10)}
+    variance, relative = scatter(steps)
+    assert relative is not None and 0.005 < relative < 0.02
+    assert math.sqrt(variance) == pytest.approx(math.sqrt(10) * 10.5, rel=0.05)
+    assert floor(Side({("", 0): 500}), Side({("", 0): 900})) is None
+    known = floor(Side({("", 0): 500}, relative=0.1), Side({("", 0): 900}, relative=0.1))
+    assert known == pytest.approx(math.hypot(50, 90))
+    assert floor(Side({("", 0): 500}, again=[470]), Side({("", 0): 500})) == pytest.approx(30)
+
+
+def test_drift_between_passes_is_that_of_the_same_steps() -> None:
+    one = {("prefill", 0): 9000, **{("decode", n): 100 for n in range(5)}}
+    other = {("prefill", 0): 100, **{("decode", n): 110 for n in range(4)}, ("decode", 4): 5000}
+    assert drift(one, other) == pytest.approx(0.1)
+    assert drift({("decode", 0): 1}, {("decode", 0): 2}) is None

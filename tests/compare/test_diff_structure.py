@@ -1,0 +1,271 @@
+"""What is compared with what: by step and place in the tree, not by name alone; and what is told of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from tokentrace import emit, runs
+from tokentrace.analyze import analyze
+from tokentrace.compare import compare_samples
+from tokentrace.compare.sample import Sample, of_pass
+from tokentrace.compare.tree import same_name
+from tokentrace.errors import UsageError
+from tokentrace.fold import fold
+from tokentrace.model import IdSource, Trace
+from tokentrace.report import build
+
+COMMAND = [sys.executable, "-c", "from tokentrace.cli import main; main()", "diff"]
+T0 = 1_790_000_000_000_000_000
+MS = 1_000_000
+LAYERS = ("layers.0.self_attn", "layers.0.mlp", "layers.1.self_attn", "layers.1.mlp")
+
+
+def trace(
+    *,
+    encode: int = 200_000,
+    steps: Sequence[tuple[str, int]] = (("prefill", 8), *[("decode", 1)] * 6),
+    modules: Sequence[str] = LAYERS,
+    slow: dict[str, int] | None = None,
+    operators: Sequence[str] = ("aten::mm", "aten::add", "aten::mm"),
+    request: str = "chatcmpl-0001",
+    seed: int = 1,
+    jitter: int = 0,
+) -> Trace:
+    """One pass of one request; each operator takes 0.1 ms, `slow` adds to a module or to an operator in each step."""
+    slow = slow or {}
+    made = Trace(ids=IdSource(seed))
+    root = made.add("tokentrace run", 0, T0, T0, -1, envelope=True)
+    top = made.add("pass once", 0, T0, T0, root, envelope=True)
+    chat = made.add("chat m", 8, T0, T0, top, envelope=True)
+    now = T0 + 100_000
+    made.add("encode", 7, now, now + encode, chat, direction="down")
+    now += encode
+    held = made.add(f"request {request}", 6, now, now, chat, envelope=True)
+    for number, (phase, tokens) in enumerate(steps):
+        begin = now
+        told = {"tokentrace.step.index": seed * 100 + number, "tokentrace.step.phase": phase,
+                "tokentrace.step.request_tokens": tokens}  # fmt: skip
+        step = made.add("step", 6, begin, begin, held, told)
+        now += 10_000 + jitter * ((number * 7 + seed * 3) % 5)
+        forward = made.add("forward", 5, now, now, step, direction="down")
+        for name in modules:
+            module = made.add(name, 5, now, now, forward, direction="down")
+            now += 20_000 + slow.get(name, 0)
+            for place, operator in enumerate(operators):
+                length = 100_000 + slow.get(f"{name}/{operator}/{place}", 0)
+                made.add(operator, 4, now, now + length, module, direction="down")
+                now += length
+            made.end_ns[module] = now
+        made.end_ns[forward] = now
+        made.end_ns[step] = now
+    for row in (held, chat, top, root):
+        made.end_ns[row] = now + 50_000
+    return made
+
+
+def sample(label: str = "x", **given: Any) -> Sample:
+    one = trace(**given)
+    return of_pass(one, analyze(one), "once", label)
+
+
+def rows(found: Any, level: str) -> dict[str, Any]:
+    return {row.key: row for row in found.levels[level]}
+
+
+def test_rows_of_layers_add_up_to_the_difference_of_the_wall_time() -> None:
+    found = compare_samples([sample()], [sample(encode=5 * MS, slow={"layers.1.mlp": 50_000})])
+    assert sum(row.difference_ns for row in found.levels["layers"]) == found.wall.difference_ns
+    assert sum(row.difference_ns for row in found.levels["modules"]) == 7 * 50_000
+
+
+def test_ids_of_requests_and_numbers_of_steps_do_not_matter() -> None:
+    found = compare_samples([sample()], [sample(request="chatcmpl-4f2a", seed=2)])
+    assert found.wall.difference_ns == 0 and found.verdict.status == "same"
+    assert all(not row.only_in and row.difference_ns == 0 for level in found.levels.values() for row in level)
+    assert same_name("request 0b5cbb7e-3c4e-4a0a-9e3f-8e1f0c0f9a11") == same_name(
+        "request 1f5cbb7e-3c4e-4a0a-9e3f-8e1f0c0f9a12"
+    )
+    assert same_name("layers.12.mlp") != same_name("layers.13.mlp") and same_name("add") == "add"
+
+
+def test_a_module_that_came_in_between_shifts_nothing() -> None:
+    more = (LAYERS[0], "layers.0.adapter", *LAYERS[1:])
+    found = compare_samples([sample()], [sample(modules=more)])
+    by_module = rows(found, "modules")
+    assert by_module["layers.0.adapter"].only_in == "new"
+    assert by_module["layers.0.adapter"].difference_ns == 7 * 320_000
+    assert all(row.difference_ns == 0 for key, row in by_module.items() if key != "layers.0.adapter")
+    gone = rows(compare_samples([sample(modules=more)], [sample()]), "modules")["layers.0.adapter"]
+    assert gone.only_in == "base" and gone.new_ns is None and gone.difference_ns == -7 * 320_000
+
+
+def test_a_module_in_the_same_place_under_another_name_is_the_same_module() -> None:
+    renamed = (LAYERS[0], "layers.0.moe", LAYERS[2], "layers.1.moe")
+    found = compare_samples([sample()], [sample(modules=renamed, slow={"layers.1.moe": 30_000})])
+    by_module = rows(found, "modules")
+    assert by_module["layers.1.mlp → layers.1.moe"].difference_ns == 7 * 30_000
+    assert by_module["layers.0.mlp → layers.0.moe"].difference_ns == 0
+    assert not any(row.only_in for row in by_module.values())
+
+
+def test_operators_of_one_name_are_told_apart_by_their_place() -> None:
+    # An operator more at the front: the others are still compared with themselves.
+    base = sample(operators=("aten::mm", "aten::add", "aten::mm"))
+    new = sample(operators=("aten::copy_", "aten::mm", "aten::add", "aten::mm"))
+    by_operator = rows(compare_samples([base], [new]), "operators")
+    assert by_operator["aten::copy_"].only_in == "new"
+    assert by_operator["aten::mm"].difference_ns == 0 and by_operator["aten::add"].difference_ns == 0
+
+
+def test_the_verdict_names_layer_and_largest_part() -> None:
+    told = compare_samples([sample(jitter=900)], [sample(encode=9 * MS, jitter=900)]).verdict
+    assert (told.status, told.layer, told.level, told.key) == ("slower", 7, "spans", "7/encode")
+    assert "8.80 ms" in told.sentence and "tokenizer (layer 7)" in told.sentence
+    slow = {"layers.1.mlp": 900_000}
+    told = compare_samples([sample(jitter=900)], [sample(slow=slow, jitter=900)]).verdict
+    assert (told.status, told.layer, told.key) == ("slower", 5, "layers.1.mlp")
+    back = compare_samples([sample(slow=slow, jitter=900)], [sample(jitter=900)])
+    assert back.verdict.status == "faster" and not back.exceeds(0.0, None)
+
+
+def test_steps_align_by_phase_and_number() -> None:
+    # Two prefill steps instead of one: decode step 0 is still compared with decode step 0.
+    split = (("prefill", 4), ("prefill", 4), *[("decode", 1)] * 6)
+    found = compare_samples([sample(jitter=500)], [sample(steps=split, jitter=500)])
+    by_step = rows(found, "steps")
+    assert [key for key, row in by_step.items() if row.only_in == "new"] == ["prefill/1"]
+    assert abs(by_step["decode/0"].difference_ns) < 5_000
+    assert (found.verdict.layer, found.verdict.key) == (6, "prefill")
+    assert "8 prefill tokens in 2 steps instead of 1" in found.verdict.sentence
+
+
+def test_a_longer_reply_is_told_as_steps_that_only_one_side_has() -> None:
+    longer = (("prefill", 8), *[("decode", 1)] * 9)
+    found = compare_samples([sample(jitter=500)], [sample(steps=longer, jitter=500)])
+    assert found.verdict.level == "steps" and "3 steps that only the new side has" in found.verdict.sentence
+
+
+def test_several_runs_of_the_same_are_no_difference() -> None:
+    base = [sample(jitter=700, seed=n) for n in (1, 2, 3)]
+    new = [sample(jitter=700, seed=n) for n in (2, 3, 4)]
+    found = compare_samples(base, new)
+    assert found.verdict.status == "same" and found.noise_known
+    assert not found.exceeds(0.0, None)
+    assert found.wall.confidence == pytest.approx(0.9)
+
+
+def test_a_fold_is_not_mistaken_for_the_whole() -> None:
+    whole = trace()
+    folded = fold(whole, 60)
+    small = of_pass(folded, analyze(folded), "once", "x", whole=False)
+    found = compare_samples([small], [sample()])
+    assert "folded" in found.missing["modules"] and not found.levels["modules"]
+
+
+def test_a_recording_is_not_compared_with_a_request() -> None:
+    other = Sample("k", "import", "import", 5)
+    with pytest.raises(UsageError, match="recording"):
+        compare_samples([sample()], [other])
+
+
+@pytest.fixture
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[str]]:
+    monkeypatch.setenv("TOKENTRACE_DATA_DIR", str(tmp_path))
+    names = []
+    for number, encode in enumerate((200_000, 201_000, 199_500, 30 * MS, 30 * MS + 900, 30 * MS + 2_000)):
+        one = trace(encode=encode, seed=number + 1, jitter=600)
+        one.meta["prompt"] = "<script>alert(1)</script>"
+        names.append(runs.save(one, one, build(one)).name)
+    return tmp_path, names
+
+
+def diff(*arguments: str, data: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "TOKENTRACE_DATA_DIR": str(data)}
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, env=env, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_the_command_fails_a_build_only_for_what_is_slower(stored: tuple[Path, list[str]]) -> None:
+    data, names = stored
+    base, new = ",".join(names[:3]), ",".join(names[3:])
+    slower = diff(base, new, "--fail-over", "10%", "--json", data=data, code=1)
+    found = orjson.loads(slower.stdout)
+    assert found["schema"] == "tokentrace.diff/1" and found["fail_over"]["exceeded"] is True
+    assert found["verdict"]["layer"] == 7 and found["noise"]["known"] is True
+    assert found["wall"]["difference_ns"] == pytest.approx(29.8e6, rel=0.01)
+    assert diff(new, base, "--fail-over", "10%", data=data).returncode == 0
+    assert diff(base, new, "--fail-over", "60ms", data=data).returncode == 0
+    repeated = [x for name in names[:3] for x in ("--base", name)] + [x for name in names[3:] for x in ("--new", name)]
+    assert orjson.loads(diff(*repeated, "--json", data=data).stdout)["wall"] == found["wall"]
+
+
+def test_one_run_a_side_says_that_noise_is_unknown(stored: tuple[Path, list[str]]) -> None:
+    data, names = stored
+    shown = diff(names[0], names[3], data=data).stdout
+    assert "how much equal runs differ is not known" in " ".join(shown.split())
+    assert "tokenizer (layer 7)" in " ".join(shown.split())
+
+
+def test_the_page_needs_nothing_and_runs_nothing(stored: tuple[Path, list[str]], tmp_path: Path) -> None:
+    data, names = stored
+    page = tmp_path / "diff.html"
+    diff(names[0], names[3], "-o", str(page), data=data)
+    text = page.read_text()
+    assert "<script" not in text and "src=" not in text and "http://" not in text and "https://" not in text
+    assert "default-src 'none'" in text and "encode" in text and len(text) < 200_000
+
+
+def test_a_report_and_a_trace_file_will_do(stored: tuple[Path, list[str]], tmp_path: Path) -> None:
+    data, names = stored
+    report = data / "runs" / names[0] / runs.REPORT
+    file = tmp_path / "other.jsonl"
+    emit.save(trace(encode=30 * MS, jitter=600), file)
+    found = orjson.loads(diff(str(report), str(file), "--json", data=data).stdout)
+    assert found["verdict"]["layer"] == 7 and found["base"]["measurements"][0]["kind"] == "report"
+    assert "no spans" in found["missing"]["modules"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "two sides"),
+        (("one",), "two sides"),
+        (("nothing", "nowhere"), "called 'nothing'"),
+        (("--passes", "cold", "warm"), "wants the runs once"),
+        (("a", "b", "--fail-over", "much"), "neither a share nor a time"),
+        (("a", "b", "-o", "x.pdf"), "does not end in .html"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_sentence(
+    arguments: tuple[str, ...], said: str, stored: tuple[Path, list[str]]
+) -> None:
+    done = diff(*arguments, data=stored[0], code=2)
+    assert said in done.stderr and "fix:" in done.stderr
+
+
+def test_a_pass_that_is_not_there_names_those_that_are(stored: tuple[Path, list[str]]) -> None:
+    data, names = stored
+    done = diff(names[0], "--passes", "cold", "warm", data=data, code=2)
+    assert "has no cold pass" in done.stderr and "once" in done.stderr
+
+
+def test_two_recordings_compare_kernel_by_kernel(tmp_path: Path) -> None:
+    folder = os.environ.get("TOKENTRACE_RECORDINGS")
+    file = next(iter(Path(folder or "/nonexistent").glob("kineto/*.json.gz")), None)
+    if file is None:
+        pytest.skip("TOKENTRACE_RECORDINGS names no recording")
+    found = orjson.loads(diff(str(file), str(file), "--json", data=tmp_path).stdout)
+    assert found["verdict"]["status"] == "same" and found["wall"]["difference_ns"] == 0
+    assert len(found["levels"]["kernels"]) > 20 and found["levels"]["steps"]
+    one = found["levels"]["kernels"][0]
+    assert one["base_ns"] == one["new_ns"] > 0
