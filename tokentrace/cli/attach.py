@@ -41,7 +41,9 @@ _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "ms": 0.001}
 @click.option("--config", metavar="FILE", help="A TOML or JSON file with base_url, api_key_env, model, timeout.")
 @click.option("--system", default="", help="A system message before the prompt.")
 @click.option("--max-tokens", type=click.IntRange(1), default=64, show_default=True)
-@click.option("--temperature", type=click.FloatRange(0, 10), help="Default: the server's own.")
+@click.option(
+    "--temperature", type=click.FloatRange(0, 10), help="Default: 0, so that both requests make the same tokens."
+)
 @click.option("--timeout", type=click.FloatRange(min=0.1), help="Seconds to wait for the server.")
 @click.option("--once", is_flag=True, help="Send the prompt once instead of twice (light, then deep).")
 @click.option("--detail", is_flag=True, help="Show steps, and keep every span in the trace.")
@@ -144,7 +146,9 @@ def command(
         else:
             screen = _Screen(console, show_text=not as_json, show_progress=not quiet)
             text = sys.stdin.read() if prompt == "-" else str(prompt)
-            done = attach.ask(attached, Ask(text, system, max_tokens, temperature, None), settings, screen, steps=steps)
+            done = attach.ask(
+                attached, Ask(text, system, max_tokens, temperature or 0.0, None), settings, screen, steps=steps
+            )
             screen.end()
             code = 0
         left = attached.close()
@@ -219,20 +223,24 @@ def _reached(
 
 def _show_attached(attached: Attached, console: Console) -> None:
     """How deep we got and why, and where."""
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
     for sentence in about(attached.found):
-        console.print(sentence, markup=False)
-    console.print(f"depth: {attached.depth}", markup=False)
+        say(sentence)
+    say(f"depth: {attached.depth}")
     if attached.reason:
-        console.print(f"  not deeper: {attached.reason}", markup=False)
+        say(f"  not deeper: {attached.reason}")
         if attached.fix:
-            console.print(f"  fix: {attached.fix}", markup=False)
+            say(f"  fix: {attached.fix}")
     for one in attached.inside:
         how = f"agent put in ({one.way})" if one.way else "agent was waiting"
         held = f", one thread held for {duration(one.held_ns)}" if one.held_ns else ""
-        console.print(f"  {_named(one.process)}: {how}{held}", markup=False)
+        say(f"  {_named(one.process)}: {how}{held}")
     for note in attached.notes:
-        console.print(f"  note: {note}", markup=False)
-    console.print()
+        say(f"  note: {note}")
+    say("")
 
 
 def about(found: Found) -> list[str]:
