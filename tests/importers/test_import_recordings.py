@@ -188,7 +188,7 @@ def test_a_wait_for_something_outside_the_recording_is_not_called_starvation() -
 
 def test_a_device_in_the_header_without_launches_is_unknown_not_cpu() -> None:
     text = sentences(recordings.large("hta/cpu_part_rank_missing.json.gz"))
-    assert "L4 unknown Only the host was recorded" in text and "ran on CPU" not in text
+    assert "L4 unknown Only the host was recorded" in text and "ran on the CPU" not in text
 
 
 def test_graphs_collectives_and_waits_are_told() -> None:

@@ -6,15 +6,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tokentrace.importers import host
+from tokentrace.importers import columns, host
 from tokentrace.importers._analysis import WORTH_SAYING, Analysis, caveat, counted
 from tokentrace.importers.columns import Array
-from tokentrace.importers.measures import Measures
+from tokentrace.importers.measures import Gap, Measures
 from tokentrace.probe import Finding
-from tokentrace.wording import duration, share
+from tokentrace.wording import duration, plural, share
 
 _LAUNCH_BOUND = 0.3
 _BUSY = 0.9
+_ENOUGH = 10  # kernels, from which on a rate or a share means something
+_WAIT_WORTH_SAYING = 0.005
 
 
 def busy(found: Analysis) -> Iterator[Finding]:
@@ -30,7 +32,7 @@ def busy(found: Analysis) -> Iterator[Finding]:
     yield Finding(
         3,
         f"The GPU was busy {duration(figures['busy_ns'])} of {duration(whole)}, {share(figures['busy_ns'], whole)}.",
-        f"{figures['kernels']:,} kernels on {streams} stream{'s' if streams != 1 else ''}; {window}; "
+        f"{plural(figures['kernels'], 'kernel')} on {plural(streams, 'stream')}; {window}; "
         f"kernels add up to {duration(figures['kernel_sum_ns'])}"
         + (" (they overlap)" if figures["kernel_sum_ns"] > figures["busy_ns"] else ""),
     )
@@ -38,14 +40,25 @@ def busy(found: Analysis) -> Iterator[Finding]:
 
 def launch_bound(found: Analysis) -> Iterator[Finding]:
     measures, figures = found.measures, found.figures
-    if measures.delay_median_ns is None or measures.window_ns <= 0 or figures["kernels"] < 10 or measures.early_kernels:
+    if (
+        measures.delay_median_ns is None
+        or measures.window_ns <= 0
+        or figures["kernels"] < _ENOUGH
+        or measures.early_kernels
+    ):
         return
     starved = measures.starved_ns / measures.window_ns
+    idle = measures.idle_ns / measures.window_ns
+    unknown = measures.unknown_idle_ns / measures.window_ns
     rate = f"{measures.launch_rate_per_s:,.0f} launches a second; " if measures.launch_rate_per_s else ""
+    single = measures.single_launches
+    of = f" (over {single:,} of {figures['kernels']:,} kernels)" if single < figures["kernels"] else ""
+    length = found.events.end - found.events.start
+    memory = 2 * int(length[_under_way(found, measures.memory_calls)].sum()) >= measures.starved_ns
     evidence = (
         f"the device waited {duration(measures.starved_ns)} ({share(measures.starved_ns, measures.window_ns)}) "
         f"for kernels that had not been launched yet; {rate}launch to kernel start: "
-        f"median {duration(measures.delay_median_ns)}, in sum (TKLQT) {duration(measures.tklqt_ns)}"
+        f"median {duration(measures.delay_median_ns)}, in sum (TKLQT) {duration(measures.tklqt_ns)}{of}"
     )
     long = sum(gap.length_ns - gap.waiting_ns for gap in measures.gaps if gap.starved)
     if starved >= _LAUNCH_BOUND and long * 2 > measures.starved_ns:
@@ -63,12 +76,33 @@ def launch_bound(found: Analysis) -> Iterator[Finding]:
             f"Launch-bound: for {share(measures.starved_ns, measures.window_ns)} of the time the GPU had nothing to do "
             "because the host had not launched the next kernel.",
             evidence + caveat(found),
-            "replay CUDA/HIP graphs, compile (torch.compile), fuse small operators or enlarge the batch",
+            "first keep it from asking the driver for memory while it runs, see below"
+            if memory
+            else "replay CUDA/HIP graphs, compile (torch.compile), fuse small operators or enlarge the batch",
             "warn",
         )
-    elif starved < WORTH_SAYING or 1 - measures.idle_ns / measures.window_ns >= _BUSY:
-        yield Finding(3, "Not launch-bound: the host launched kernels faster than the GPU finished them.", evidence,
-                      "look at the longest kernels instead")  # fmt: skip
+    elif unknown >= _LAUNCH_BOUND:
+        yield Finding(
+            3,
+            "Whether the GPU waited for launches cannot be told: for "
+            f"{share(measures.unknown_idle_ns, measures.window_ns)} of the time the launch of what it ran next is not "
+            "in the recording.",
+            evidence,
+            "start the profiler before, and stop it after, a synchronisation",
+            "unknown",
+        )
+    elif starved < WORTH_SAYING and idle >= _LAUNCH_BOUND:
+        yield Finding(
+            3,
+            f"Not launch-bound, though the GPU was idle for {share(measures.idle_ns, measures.window_ns)} of the time: "
+            "what it ran next had been launched already, or the host was waiting for a device.",
+            evidence,
+            "look at what held the streams back: waits, collectives, copies",
+        )
+    elif starved < WORTH_SAYING or 1 - idle >= _BUSY:
+        yield Finding(3, "Not launch-bound: the host launched work faster than the GPU finished it.", evidence,
+                      "look at the copies instead" if 2 * measures.copy_alone_ns > measures.window_ns
+                      else "look at the longest kernels instead")  # fmt: skip
     else:
         yield Finding(
             3,
@@ -97,7 +131,8 @@ def _name(found: Analysis, row: int, limit: int = 70) -> str:
 
 def gaps(found: Analysis) -> Iterator[Finding]:
     measures = found.measures
-    if not measures.gaps or measures.early_kernels:
+    # While a graph is captured the device is meant to idle.
+    if not measures.gaps or measures.early_kernels or measures.captured:
         return
     gap = measures.gaps[0]
     if gap.length_ns < WORTH_SAYING * measures.window_ns and gap.length_ns < 1_000_000:
@@ -126,13 +161,36 @@ def gaps(found: Analysis) -> Iterator[Finding]:
             "look for stream waits and collectives that hold this stream back",
         )
     elif did:
+        while_, advice = _meanwhile(found, gap, did)
         yield Finding(
             3,
-            f"{where}, {before}, while the host was in {did[0][0]}.",
+            f"{where}, {before}, {while_}.",
             f"host: {shares}; {_gap_list(measures)}",
-            _advice(did[0][0]),
+            advice,
             "warn" if gap.length_ns > WORTH_SAYING * measures.window_ns else "ok",
         )
+
+
+def _meanwhile(found: Analysis, gap: Gap, did: list[tuple[str, int]]) -> tuple[str, str]:
+    """What the launching thread did in a gap, as far as it fills it, and what to do about that."""
+    name, most = did[0]
+    events = found.events
+    row = host.during(events, found.tree, int(events.track[gap.launch]), gap.start_ns, gap.end_ns)
+    around = host.short(events.names[int(events.name[row])], 60) if row >= 0 else ""
+    half = 2 * most >= gap.length_ns
+    mark = row >= 0 and (events.kind[row] == columns.ANNOTATION or row in {step.row for step in found.steps.steps})
+    if mark and (name == around or not half):
+        return f"while the host was in {around}, outside any operator", "record with with_stack=True to see in what"
+    if half:
+        return f"while the host was in {name}", _advice(name)
+    if row >= 0:
+        return f"while the host was in {around} and what it called", _advice(name)
+    if 2 * sum(ns for _, ns in did) >= gap.length_ns:
+        return f"while the host went through several things, {name} the longest", _advice(name)
+    return (
+        "while the launching thread did nothing that was recorded",
+        "record with with_stack=True to see its Python code",
+    )
 
 
 def _advice(name: str) -> str:
@@ -163,11 +221,13 @@ def waits(found: Analysis) -> Iterator[Finding]:
         if not len(rows):
             continue
         total = int(length[rows].sum())
+        if total < _WAIT_WORTH_SAYING * found.figures["span_ns"]:
+            continue
         origin = _origin(found, rows)
         span = found.figures["span_ns"]
         yield Finding(
             3,
-            f"The host waited {duration(total)} in {len(rows):,} {many if len(rows) > 1 else one}"
+            f"The host waited {duration(total)} in {plural(len(rows), one, many)}"
             + (f", most of it in {origin}." if origin else "."),
             f"{share(total, span)} of {duration(span)}; {counted(events, rows)}",
             fix,
@@ -198,6 +258,43 @@ def _origin(found: Analysis, rows: Array) -> str:
     return host.short(found.events.names[best], 60) if total[best] * 2 > length.sum() else ""
 
 
+def memory(found: Analysis) -> Iterator[Finding]:
+    """Memory taken from the driver while work was under way; before the first launch it is what a start needs."""
+    rows = _under_way(found, found.measures.memory_calls)
+    length = found.events.end - found.events.start
+    total, span = int(length[rows].sum()), found.figures["span_ns"]
+    if len(rows) and total >= 0.1 * span:
+        yield Finding(
+            3,
+            f"The host spent {duration(total)} taking memory from the driver and giving it back.",
+            f"{share(total, span)} of {duration(span)}; {counted(found.events, rows)}",
+            "keep the caching allocator on, and warm up before measuring: each of these calls may stop the device",
+            "warn",
+        )
+
+
+def _under_way(found: Analysis, rows: Array) -> Array:
+    """Those that start after the first launch."""
+    launches, start = found.joined.all_launches, found.events.start
+    late: Array = rows[start[rows] > start[launches].min()] if len(launches) else rows[:0]
+    return late
+
+
+def copies(found: Analysis) -> Iterator[Finding]:
+    """Copies that kept a device busy while no kernel ran."""
+    alone, window = found.measures.copy_alone_ns, found.measures.window_ns
+    if window <= 0 or alone < 0.1 * window:
+        return
+    events, rows = found.events, found.joined.copies
+    yield Finding(
+        3,
+        f"For {share(alone, window)} of the time the GPU only copied: {duration(alone)} without a kernel.",
+        f"{plural(len(rows), 'copy', 'copies')}: {counted(events, rows)}",
+        "copy less, or beside the kernels on a stream of its own; a copy from pageable memory is slower still",
+        "warn",
+    )
+
+
 def graphs(found: Analysis) -> Iterator[Finding]:
     graphs, kernels = found.measures.graph_kernels, found.figures["kernels"]
     if not kernels or not found.figures["launches"]:
@@ -207,12 +304,16 @@ def graphs(found: Analysis) -> Iterator[Finding]:
         yield Finding(
             3,
             f"{graphs:,} of {kernels:,} kernels ({share(graphs, kernels)}) ran inside a graph: host ops unknown there.",
-            f"{launches:,} graph launch{'es' if launches != 1 else ''}",
+            plural(launches, "graph launch", "graph launches"),
             "",
         )
-    elif found.measures.starved_ns > _LAUNCH_BOUND * max(1, found.measures.window_ns) and not found.measures.captured:
+    elif kernels >= _ENOUGH and found.measures.starved_ns > _LAUNCH_BOUND * max(1, found.measures.window_ns):
+        phases = {step.attributes.get("tokentrace.step.phase") for step in found.steps.steps}
+        if found.measures.captured or phases == {"prefill"}:  # engines replay graphs for decoding
+            return
+        engine = any(step.name.startswith("execute_") for step in found.steps.steps)
         yield Finding(3, "No kernel ran inside a graph.", f"{found.figures['launches']:,} launches one by one",
-                      "replay CUDA/HIP graphs for decoding (vLLM: without --enforce-eager)")  # fmt: skip
+                      "replay CUDA/HIP graphs" + (" (vLLM: without --enforce-eager)" if engine else ""))  # fmt: skip
 
 
 def collectives(found: Analysis) -> Iterator[Finding]:
@@ -239,7 +340,7 @@ def kernels(found: Analysis) -> Iterator[Finding]:
         yield Finding(
             3,
             f"The kernel with the most time is {host.short(top[0]['name'], 80)}, {share(top[0]['total_ns'], total)} "
-            f"of all kernel time in {top[0]['count']:,} runs.",
+            f"of all kernel time in {plural(top[0]['count'], 'run')}.",
             "; ".join(f"{host.short(k['name'], 50)}: {duration(k['total_ns'])}, ×{k['count']:,}" for k in top[:3]),
             "",
         )

@@ -7,27 +7,30 @@ from collections.abc import Iterator
 from tokentrace.importers import columns, host
 from tokentrace.importers._analysis import WORTH_SAYING, Analysis, caveat, counted
 from tokentrace.probe import Finding
-from tokentrace.wording import duration, share
+from tokentrace.wording import duration, plural, share
 
 
 def host_time(found: Analysis) -> Iterator[Finding]:
     split = found.measures.split
-    if split is None or split.total_ns <= 0 or split.calls < 10:
+    if split is None or split.total_ns <= 0 or split.calls < 10 or found.measures.captured:
         return
     working = split.framework_ns + split.library_ns + split.launch_ns
     each = working / split.calls
     parts = {"framework": split.framework_ns, "library": split.library_ns, "launch": split.launch_ns}
     most = max(parts, key=lambda key: parts[key])
+    part = "most of it" if 2 * parts[most] > working else "the largest part of it"
+    # Where the device always had work, less of it on the host would change nothing.
+    matters = found.measures.starved_ns > WORTH_SAYING * max(1, found.measures.window_ns)
     yield Finding(
         4,
-        f"The launching threads spent {duration(each)} of work on each launch, most of it in the {most}.",
+        f"The launching threads spent {duration(each)} of work on each launch, {part} in the {most}.",
         f"framework (Python, dispatch) {share(split.framework_ns, split.total_ns)}, library (kernel choice and set-up, "
         f"other runtime calls) {share(split.library_ns, split.total_ns)}, launch calls "
         f"{share(split.launch_ns, split.total_ns)}, waiting {share(split.blocked_ns, split.total_ns)} of "
         f"{duration(split.total_ns)}" + caveat(found),
         {"framework": "graphs and torch.compile remove this part",
          "library": "warm up, and keep shapes stable so that libraries reuse their choices",
-         "launch": "fewer, larger kernels; graphs"}[most],
+         "launch": "fewer, larger kernels; graphs"}[most] if matters else "",
     )  # fmt: skip
 
 
@@ -46,7 +49,7 @@ def jit(found: Analysis) -> Iterator[Finding]:
                       "warm up before measuring (first use loads; CUDA_MODULE_LOADING=EAGER loads at start)",
                       "warn" if total > WORTH_SAYING * found.figures["span_ns"] else "ok")  # fmt: skip
     if len(measures.compiled_calls) and not len(measures.compiles):
-        yield Finding(2, f"Compiled graphs were called {len(measures.compiled_calls):,} times; nothing was compiled.",
+        yield Finding(2, f"{plural(len(measures.compiled_calls), 'call')} of compiled graphs; nothing was compiled.",
                       counted(events, measures.compiled_calls), "")  # fmt: skip
 
 
@@ -62,7 +65,7 @@ def operators(found: Analysis) -> Iterator[Finding]:
             4,
             f"{host.short(best['name'], 60)} launched {share(best['device_ns'], total)} of all kernel time.",
             "; ".join(f"{host.short(e['name'], 50)}: {duration(e['device_ns'])} on the device, {duration(e['own_ns'])} "
-                      f"own host time, {e['calls']:,} calls" for e in operators[:3]),
+                      f"own host time, {plural(e['calls'], 'call')}" for e in operators[:3]),
             "",
         )  # fmt: skip
     else:
@@ -71,6 +74,6 @@ def operators(found: Analysis) -> Iterator[Finding]:
         sentence = (
             f"{host.short(best['name'], 60)} took the most own time, {share(best['own_ns'], own)} of all operators'."
         )
-        yield Finding(4, sentence,
-                      "; ".join(f"{host.short(e['name'], 50)}: {duration(e['own_ns'])} own, {e['calls']:,} calls"
-                                for e in operators[:3]), "")  # fmt: skip
+        told = [f"{host.short(e['name'], 50)}: {duration(e['own_ns'])} own, {plural(e['calls'], 'call')}"
+                for e in operators[:3]]  # fmt: skip
+        yield Finding(4, sentence, "; ".join(told), "")

@@ -65,6 +65,8 @@ BLOCKING_SYNC = re.compile(
     r"|zeCommandQueueSynchronize|zeEventHostSynchronize)" + _SUFFIX
 )
 COPY_CALL = re.compile(r"^(cuda|cu|hip)(Memcpy|Memset)\w*$|^(ur|pi)EnqueueUSMMemcpy")
+#: Device memory taken from or given back to the driver; most of these wait for the device.
+MEMORY_CALL = re.compile(r"^(cuda|hip|cu)(Mem)?(Malloc|Free|Alloc|HostAlloc|HostMalloc|HostFree|FreeHost)\w*$")
 MODULE_LOAD = re.compile(
     r"^(cu|hip)(Module|Library)Load\w*$|^(cuda)(Library|Module)Load\w*$|^(nvrtc|hiprtc)CompileProgram$|^cuLink\w+$"
 )

@@ -17,9 +17,9 @@ from tokentrace.wording import duration
 def findings(found: Analysis) -> list[Finding]:
     """In the order to read them: what is missing, how busy the device was, why it was not, then who took the time."""
     result: list[Finding] = []
-    for part in (_lost, _missing, device.busy, device.launch_bound, device.clocks, device.gaps, device.waits,
-                 of_host.host_time, device.graphs, device.collectives, of_host.jit, of_host.operators, device.kernels,
-                 _steps):  # fmt: skip
+    for part in (_lost, _missing, device.busy, device.copies, device.launch_bound, device.clocks, device.gaps,
+                 device.waits, device.memory, of_host.host_time, device.graphs, device.collectives, of_host.jit,
+                 of_host.operators, device.kernels, _steps):  # fmt: skip
         result += part(found)
     return result
 
@@ -65,7 +65,7 @@ def _missing(found: Analysis) -> Iterator[Finding]:
         else:
             yield Finding(
                 5,
-                "The model ran on CPU: there are operators, but no launch and no kernel.",
+                "The model ran on the CPU, or its device was not recorded: operators, but no launch and no kernel.",
                 f"{operators:,} operators, 0 launches, 0 kernels",
                 "move the model to the device (model.to('cuda')), or record with ProfilerActivity.CUDA if it was there",
                 "warn",

@@ -126,6 +126,10 @@ def split(events: Events, joined: Joined, host: Host, sync: Array, copies: Array
     group[launches] = 2
     group[sync] = 3
     group[copies] = 3
+    own = np.ones(len(events) + 1, np.bool_)  # the profiler waits for the device before and after what it records
+    start = events.start[launches]
+    own[sync] = (events.start[sync] > start.min()) & (events.start[sync] < start.max())
+    rows = rows[own[rows]]
     sums = [int(host.own_ns[rows[group[rows] == number]].sum()) for number in range(4)]
     return Split(sums[0], sums[1], sums[2], sums[3], len(launches))
 
@@ -169,6 +173,14 @@ def short(name: str, limit: int = 120) -> str:
         name = f"{match[2]}.{match[1]}" if match[2] else match[1]
     name = _ADDRESS.sub("", name)
     return name if len(name) <= limit else name[: limit - 1] + "…"
+
+
+def during(events: Events, host: Host, track: int, start: int, end: int) -> int:
+    """The shortest row of a thread that fills at least half of the time between two instants, -1 if there is none."""
+    rows = host.rows[events.track[host.rows] == track]
+    overlap = np.minimum(events.end[rows], end) - np.maximum(events.start[rows], start)
+    rows = rows[2 * overlap >= end - start]
+    return int(rows[np.argmin((events.end - events.start)[rows])]) if len(rows) else -1
 
 
 def doing(events: Events, host: Host, track: int, start: int, end: int, count: int = 3) -> list[tuple[str, int]]:

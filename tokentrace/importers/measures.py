@@ -11,7 +11,7 @@ import numpy as np
 from tokentrace.importers import columns, host
 from tokentrace.importers.columns import Array, Events
 from tokentrace.importers.host import Host
-from tokentrace.importers.join import Joined, covered, merged, overlap_ns
+from tokentrace.importers.join import Joined, covered, merged, overlap_ns, union_ns
 from tokentrace.importers.steps import Steps
 
 COLLECTIVE = re.compile(
@@ -56,13 +56,17 @@ class Measures:
     early_worst_ns: int = 0
     window_ns: int = 0
     idle_ns: int = 0
+    copy_alone_ns: int = 0  # copies ran and no kernel did
     starved_ns: int = 0
+    unknown_idle_ns: int = 0  # gaps whose next launch is not in the recording
+    single_launches: int = 0  # kernels launched one by one, over which queue delays are taken
     gaps: list[Gap] = field(default_factory=list)
     launch_rate_per_s: float | None = None
     graph_kernels: int = 0
     captured: bool = False
     sync_calls: Array = field(default_factory=lambda: np.empty(0, np.int64))
     wait_copies: Array = field(default_factory=lambda: np.empty(0, np.int64))
+    memory_calls: Array = field(default_factory=lambda: np.empty(0, np.int64))
     collective: Array = field(default_factory=lambda: np.empty(0, np.bool_))
     collective_ns: int = 0
     collective_hidden_ns: int = 0
@@ -82,6 +86,7 @@ def measure(events: Events, joined: Joined, tree: Host) -> Measures:
     )
     _delays(events, joined, found)
     found.sync_calls, found.wait_copies = host.blocking_calls(events, joined)
+    found.memory_calls = joined.runtime[events.names_matching(columns.MEMORY_CALL)[events.name[joined.runtime]]]
     _gaps(events, joined, found)
     _collectives(events, joined, found)
     found.graph_kernels = int(joined.under_graph.sum())
@@ -100,6 +105,7 @@ def _delays(events: Events, joined: Joined, found: Measures) -> None:
     """Launch start to kernel start, for kernels launched one by one. (In a graph only the first could be measured.)"""
     single = np.flatnonzero((joined.launch_of >= 0) & ~joined.under_graph)
     delay = events.start[joined.kernels[single]] - events.start[joined.launch_of[single]]
+    found.single_launches = len(single)
     early = delay < -_CLOCK_SLACK_NS
     found.early_kernels = int(early.sum())
     found.early_worst_ns = int(-delay.min()) if found.early_kernels else 0
@@ -140,7 +146,10 @@ def _gaps(events: Events, joined: Joined, found: Measures) -> None:
         waiting = np.where(starved, covered(stop, *waited) - covered(begin, *waited), 0)
         lack = np.where(starved, length - waiting, 0)
         found.idle_ns += int(length.sum())
+        rows = kernels[mine]
+        found.copy_alone_ns += union_ns(start, end) - union_ns(events.start[rows], events.end[rows])
         found.starved_ns += int(lack.sum())
+        found.unknown_idle_ns += int(length[~known].sum())
         kernel = owner[at]
         is_kernel = kernel >= 0
         found.gap_before[kernel[is_kernel]] = length[is_kernel]

@@ -1,0 +1,100 @@
+"""Findings say what the recording shows, and no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import recordings
+from recordings import call, kernel, op, trace_file
+
+from tokentrace.importers import load
+
+
+def told(path: Path, **options: Any) -> str:
+    return "\n".join(f"{f.sentence} | {f.evidence} | {f.fix}" for f in load(path, **options).findings)
+
+
+def launches(count: int, every: float, took: float, delay: float = 5) -> list[dict[str, Any]]:
+    rows = []
+    for n in range(count):
+        rows += [op("aten::mm", n * every, 4), call("cudaLaunchKernel", n * every + 1, 2, n + 1),
+                 kernel("gemm", n * every + delay, took, n + 1)]  # fmt: skip
+    return rows
+
+
+def copy(ts: float, dur: float, correlation: int, name: str = "Memcpy HtoD (Pinned -> Device)") -> dict[str, Any]:
+    return {**kernel(name, ts, dur, correlation, stream=9), "cat": "gpu_memcpy"}
+
+
+def test_a_gap_in_which_nothing_was_recorded_is_not_blamed_on_the_next_call(tmp_path: Path) -> None:
+    rows = launches(12, 10, 8)
+    rows += [op("aten::add", 5110, 8), call("cudaLaunchKernel", 5112, 4, 99), kernel("add", 5117, 5, 99)]
+    text = told(trace_file(tmp_path / "t.json", rows))
+    assert "before add, while the launching thread did nothing that was recorded" in text
+    assert "while the host was in cudaLaunchKernel" not in text
+
+
+def test_a_gap_spread_over_what_a_function_called_names_the_function(tmp_path: Path) -> None:
+    rows = launches(12, 10, 8)
+    rows += [op("aten::outer", 130, 1000), *[op(f"aten::inner{n}", 131 + n * 100, 90) for n in range(9)]]
+    rows += [call("cudaLaunchKernel", 1125, 4, 99), kernel("add", 1131, 5, 99)]
+    text = told(trace_file(tmp_path / "t.json", rows))
+    assert "while the host was in aten::outer and what it called" in text
+
+
+def test_a_gpu_that_only_copies_is_told(tmp_path: Path) -> None:
+    rows = launches(12, 10, 5)
+    rows += [call("cudaMemcpyAsync", 119, 1, 50), copy(121, 900, 50)]
+    assert "the GPU only copied: 900 µs without a kernel" in told(trace_file(tmp_path / "t.json", rows))
+    under = launches(12, 10, 9)
+    under += [call("cudaMemcpyAsync", 1, 1, 50), copy(6, 100, 50)]
+    assert "only copied" not in told(trace_file(tmp_path / "u.json", under))
+
+
+def test_memory_asked_of_the_driver_is_the_first_thing_to_stop(tmp_path: Path) -> None:
+    rows = launches(12, 100, 5)
+    rows += [call("cudaFree", n * 100 + 10, 80, None) for n in range(12)]
+    text = told(trace_file(tmp_path / "t.json", rows))
+    assert "The host spent 960 µs taking memory from the driver and giving it back." in text
+    assert "Launch-bound" in text and "first keep it from asking the driver for memory" in text
+    before = [call("cudaMalloc", -900, 800, None), *launches(12, 10, 9)]
+    assert "taking memory" not in told(trace_file(tmp_path / "b.json", before)), "a start needs memory"
+
+
+def test_without_the_launches_nothing_is_said_about_them(tmp_path: Path) -> None:
+    rows = launches(12, 10, 8)
+    rows += [kernel("lost", 1000 + n * 100, 5, 1000 + n) for n in range(20)]
+    text = told(trace_file(tmp_path / "t.json", rows))
+    assert "Whether the GPU waited for launches cannot be told" in text
+    assert "aunch-bound" not in text
+
+
+def test_waits_of_the_profiler_itself_are_not_the_programs(tmp_path: Path) -> None:
+    rows = launches(12, 10, 8)
+    rows += [call("cudaDeviceSynchronize", 130, 5000, None)]
+    found = load(trace_file(tmp_path / "t.json", rows))
+    text = "\n".join(f"{f.sentence} | {f.evidence}" for f in found.findings)
+    assert "The host waited" not in text and "waiting 0 %" in text
+
+
+def test_a_handful_of_kernels_is_no_reason_for_graphs(tmp_path: Path) -> None:
+    assert "graph" not in told(trace_file(tmp_path / "t.json", launches(3, 1000, 1)))
+    assert "No kernel ran inside a graph" in told(trace_file(tmp_path / "u.json", launches(40, 1000, 1)))
+
+
+def test_a_recording_of_two_gpus_that_copy_is_read_right() -> None:
+    """The host is 0.4 s ahead of the GPUs, which copy nearly all of the time."""
+    text = told(recordings.large("nsys-ai/h100_2gpu_1s.sqlite.gz"))
+    assert "For 97 % of the time the GPU only copied" in text
+    assert "the host launched work faster than the GPU finished it" in text and "look at the copies" in text
+
+
+def test_a_training_that_asks_for_memory_is_read_right() -> None:
+    text = told(recordings.large("tracelens/mi300_ddp_resnet18_train.json.gz"))
+    assert "taking memory from the driver and giving it back. | 99 % of 3.39 s; hipMalloc" in text
+
+
+def test_pauses_outside_all_events_are_read_right() -> None:
+    text = told(recordings.large("segment-anything-fast/a100_sam_amg_triton.json.gz"))
+    assert "while the launching thread did nothing that was recorded" in text
