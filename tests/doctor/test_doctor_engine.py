@@ -79,6 +79,14 @@ def test_context_against_the_reply_that_is_meant() -> None:
         assert "TT614" in ids(large, "warn") and "--max-tokens 4087 fits" in large.verdict.fix
 
 
+def test_a_cache_that_does_not_hold_the_context() -> None:
+    text = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="100",num_gpu_blocks_override="None"} 1\n'
+    with healthy() as server:
+        server.on("GET", "/metrics", metrics(text))
+        found = look(server.url + "/v1")
+    assert "TT614" in ids(found, "warn") and "holds only 1600" in detail(found, "TT614")
+
+
 @pytest.mark.parametrize(
     ("text", "status", "said"),
     [

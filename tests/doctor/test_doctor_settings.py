@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -226,3 +229,32 @@ def test_unknown_model_with_the_nearest() -> None:
         assert found.verdict.check == "TT841" and "/models/alpha-7b" in found.verdict.fix
         unnamed = look(server.url + "/v1")
         assert unnamed.verdict.check == "TT841" and "no model was named" in unnamed.verdict.cause
+
+
+_SERVER = """
+import http.server
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(401); self.send_header("content-length", "0"); self.end_headers()
+    do_POST = do_GET
+server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+def test_a_key_that_the_server_was_started_with() -> None:
+    """The server's own environment names the variable; its value never shows."""
+    env = {"PATH": os.environ["PATH"], "VLLM_API_KEY": "canary-of-the-server"}
+    process = subprocess.Popen([sys.executable, "-c", _SERVER], stdout=subprocess.PIPE, text=True, env=env)
+    try:
+        assert process.stdout is not None
+        url = f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
+        by_url, by_pid = look(url), look(None, pid=process.pid)
+    finally:
+        process.kill()
+        process.wait()
+    for found in (by_url, by_pid):
+        assert found.verdict.check == "TT830" and "VLLM_API_KEY" in found.verdict.cause, found.verdict
+        assert f"process {process.pid}" in found.verdict.cause
+        assert "canary-of-the-server" not in everything(found)

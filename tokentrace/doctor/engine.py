@@ -132,6 +132,14 @@ def _context(s: Situation) -> Iterable[Result]:
     if not isinstance(window, int) or window <= 0:
         yield unknown("TT614", "the server does not tell its context length in /models")
         return
+    held = _cache_tokens(s)
+    if held is not None and held < window:
+        yield warn(
+            "TT614",
+            f"the context has {window} tokens, but the KV cache holds only {held}",
+            f"--max-model-len {held} on the server, or give the cache more memory",
+        )
+        return
     prompt = (x.input_tokens if x is not None else None) or 0
     needed = prompt + s.max_tokens
     if needed > window:
@@ -143,9 +151,18 @@ def _context(s: Situation) -> Iterable[Result]:
         )
     else:
         left = window - s.max_tokens
-        yield ok(
-            "TT614", f"the context has {window} tokens; with a reply of {s.max_tokens}, {left} are left for the prompt"
-        )
+        more = () if held is None else (f"the KV cache holds {held} tokens",)
+        told = f"the context has {window} tokens; with a reply of {s.max_tokens}, {left} are left for the prompt"
+        yield ok("TT614", told, *more)
+
+
+def _cache_tokens(s: Situation) -> int | None:
+    """Blocks times their size, as the cache's configuration in /metrics tells them."""
+    reply = s.look.get("metrics") if s.look is not None else None
+    text = reply.body.decode("utf-8", "replace") if reply is not None and reply.status == 200 else ""
+    labels = re.search(r"^\w+:cache_config_info\{([^}\n]*)\}", text, re.MULTILINE)
+    found = dict(re.findall(r'\b(block_size|num_gpu_blocks)="(\d{1,12})"', labels[1])) if labels else {}
+    return int(found["block_size"]) * int(found["num_gpu_blocks"]) if len(found) == 2 else None
 
 
 def _prefix(s: Situation) -> Iterable[Result]:

@@ -94,5 +94,6 @@ def model_of(pid: int) -> str:
         if name in _MODEL_FLAGS:
             value = value if equals else next(iter(arguments[number + 1 : number + 2]), "")
             folder = cwd / value
-            return str(folder) if value and folder.is_dir() else ""
+            if value and folder.is_dir():  # `python -m module` is no model
+                return str(folder)
     return ""

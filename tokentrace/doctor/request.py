@@ -69,12 +69,25 @@ def failed(s: Situation, error: EndpointError, x: Exchange | None) -> Iterable[R
     waited = x.wall_ns / 1e9 if x is not None else s.timeout_s
     error = refine(error, engine_progress(s), s.look, waited)
     check = error.check if error.check in CAUSES else "TT846"
+    error = _servers_key(s, error)
     evidence = [*error.detail.splitlines(), *(_phases(x) if x is not None else ()), *_others(s)]
     yield fail(check, str(error), error.fix, *evidence)
     layer = CAUSES[check].layer
     if layer != 8:
         status = f" (status {x.status_code})" if x is not None and x.status_code else ""
         yield ok("TT800", f"the request reached the server{status}: the fault lies in layer {layer}")
+
+
+def _servers_key(s: Situation, error: EndpointError) -> EndpointError:
+    """A vLLM that was started where VLLM_API_KEY was set wants that key, whatever its command line says."""
+    if error.check not in ("TT830", "TT831") or s.server_environ is None or "VLLM_API_KEY" not in s.server_environ:
+        return error
+    return failure(
+        error.check,
+        f"{error}: the server (process {s.pid}) was started with VLLM_API_KEY set, so it wants that key",
+        "send that key (OPENAI_API_KEY), or start the server without VLLM_API_KEY",
+        error.detail,
+    )
 
 
 def _phases(x: Exchange) -> list[str]:
