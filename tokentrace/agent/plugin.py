@@ -35,6 +35,8 @@ def register() -> None:
     try:
         from tokentrace import agent
 
+        if agent.running() is not None:
+            return  # the program that runs vLLM traces itself
         folder = private_folder()
         _sweep(folder)
         agent.start(str(folder / "agent-{pid}.sock"))

@@ -243,6 +243,8 @@ class Api:
         prompt = kwargs.get("prompt") or (args[1] if len(args) > 1 else None)
         text = prompt.get("prompt") if isinstance(prompt, dict) else None
         data: dict[str, Any] = {"chars": len(text) if isinstance(text, str) else 0}
+        if spine.text and isinstance(text, str):
+            data["text_in"] = text[:MAX_TEXT]
         ids = result.get("prompt_token_ids") if isinstance(result, dict) else None
         if ids is not None:
             data["count"], data["ids"] = len(ids), list(ids[:MAX_IDS])

@@ -4,7 +4,7 @@
     wait [rid]                              from there to the first schedule that holds it
     step [index, phase, reqs {rid: tokens}, batch, tokens, running, waiting, kv_used, kv_total,
           cached_tokens {rid: n}, ids {rid: new token}, tokens_out {rid: n}, preempted [rid]]
-    schedule, dispatch, update [index]      finish [rid, reason, tokens]
+    schedule, dispatch, update [index]      finish [rid, reason, tokens, prompt, model]
 
 Only steps that serve a marked request are written down; `reqs` names the marked ones, `batch` and `tokens` count all.
 A step lasts from its schedule to the update with its result. With asynchronous scheduling (or pipeline parallelism)
@@ -141,6 +141,12 @@ class Core:
         if self.marked.pop(request.request_id, None) is None:
             return
         data: dict[str, Any] = {"rid": request.request_id, "tokens": request.num_output_tokens}
+        prompt, config = getattr(request, "num_prompt_tokens", None), getattr(args[0], "vllm_config", None)
+        if prompt is not None:
+            data["prompt"] = prompt
+        name = getattr(getattr(config, "model_config", None), "model", None)
+        if name:
+            data["model"] = str(name)
         reason = request.get_finished_reason()
         if reason is not None:
             data["reason"] = str(reason)

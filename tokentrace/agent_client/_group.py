@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -25,6 +26,8 @@ class AgentGroup:
         if not self.members:
             raise EngineError("no agent is there to talk to", fix="start the server with tokentrace installed in it")
         self._enabled: dict[str, list[list[AgentClient]]] = {}
+        self._options: dict[str, Mapping[str, Any] | None] = {}
+        self._growing = threading.Lock()
 
     def __enter__(self) -> AgentGroup:
         return self
@@ -81,25 +84,48 @@ class AgentGroup:
 
     def enable(self, group: str, options: Mapping[str, Any] | None = None) -> None:
         """Switch a group on wherever it has something to watch. Raises ProbeUnavailable when that is nowhere."""
-        on: list[AgentClient] = []
-        refused: list[ProbeUnavailable] = []
-        # The process that takes requests comes last: what it lets through finds the others ready.
-        for client in reversed(self.members):
-            try:
-                client.enable(group, options)
-                on.append(client)
-            except ProbeUnavailable as error:
-                refused.append(error)
-        if not on:
+        refused = self.want(group, options)
+        if not self._enabled[group][-1]:
+            self.disable(group)
             # The one with advice knows most.
             raise next((error for error in refused if error.fix), refused[0])
-        self._enabled.setdefault(group, []).append(on)
+
+    def want(self, group: str, options: Mapping[str, Any] | None = None) -> list[ProbeUnavailable]:
+        """Like `enable`, for a group that may find something to watch only in a process that joins later. Gives the
+        refusals."""
+        on: list[AgentClient] = []
+        refused: list[ProbeUnavailable] = []
+        with self._growing:
+            # The process that takes requests comes last: what it lets through finds the others ready.
+            for client in reversed(self.members):
+                try:
+                    client.enable(group, options)
+                    on.append(client)
+                except ProbeUnavailable as error:
+                    refused.append(error)
+            self._enabled.setdefault(group, []).append(on)
+            self._options.setdefault(group, options)
+        return refused
 
     def disable(self, group: str) -> None:
         """Let go of a group; never raises."""
-        users = self._enabled.get(group)
-        for client in reversed(users.pop()) if users else ():
-            client.disable(group)
+        with self._growing:
+            users = self._enabled.get(group)
+            for client in reversed(users.pop()) if users else ():
+                client.disable(group)
+            if not users:
+                self._options.pop(group, None)
+
+    def add(self, client: AgentClient) -> None:
+        """Another process joins: what is switched on here is switched on there."""
+        client.begin_pass()
+        with self._growing:
+            self.members.append(client)
+            for group, users in self._enabled.items():
+                for on in users:
+                    with contextlib.suppress(ProbeUnavailable):
+                        client.enable(group, self._options.get(group))
+                        on.insert(0, client)
 
     def begin_pass(self) -> None:
         """Forget everything recorded so far. Raises EngineError when a serving process is gone."""

@@ -1,0 +1,1 @@
+"""vLLM, used from a program of one's own."""
