@@ -135,10 +135,20 @@ def test_a_servers_user_counts_not_ours(machine: Machine) -> None:
     machine.write("/cache/a", "x")
     machine.write("/proc/self/status", "Uid:\t4711\t4711\t4711\t4711\nGid:\t4711\t4711\t4711\t4711\nGroups:\t4711 \n")
     machine.write("/etc/passwd", "root:x:0:0::/root:/bin/sh\nsrv:x:4711:4711::/srv/home:/bin/sh\n")
-    seen = machine.view(pid=9, environ={"TRITON_CACHE_DIR": "/cache", "PATH": "/bin", "A": "b"})
+    machine.torch("/venv/lib/python3.11/site-packages", "2.13.0")
+    machine.write("/venv/bin/python")
+    environ = {"TRITON_CACHE_DIR": "/cache", "PATH": "/bin", "A": "b"}
+    seen = machine.view(pid=9, environ=environ, command=("/venv/bin/python", "-m", "vllm"))
     assert folders.environment(seen)["HOME"] == "/srv/home"
     result = by_id(caches.look(situation(), seen))["TT201"]
     assert result.status == "fail" and "user 4711 may not write" in "\n".join(result.evidence)
+
+
+def test_a_server_without_torch_has_no_such_caches(machine: Machine) -> None:
+    """llama.cpp, or a proxy before the real server, with a home that nobody can write."""
+    seen = machine.view(pid=9, environ={"HOME": "/nonexistent", "PATH": "/bin"}, command=("/usr/bin/llama-server",))
+    results = [*caches.look(situation(), seen), *keys.look(situation(), seen)]
+    assert {r.status for r in results} == {"skip"} and "uses no torch" in results[0].detail
 
 
 def test_a_server_that_may_not_be_looked_into_is_unknown_not_ok() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tokentrace.doctor.check import ENGINE_DOWN, Check, Result, Situation, ok, unknown, warn
-from tokentrace.doctor.machine import folders, surroundings
+from tokentrace.doctor.check import ENGINE_DOWN, Check, Result, Situation, ok, skip, unknown, warn
+from tokentrace.doctor.machine import folders, surroundings, torches
 from tokentrace.doctor.machine.situation import in_the_servers_process
 from tokentrace.doctor.machine.view import View
 from tokentrace.probes._caches import CacheFolder
@@ -33,6 +33,8 @@ def look(situation: Situation, view: View) -> Iterable[Result]:
             unknown(check, f"the server's caches cannot be looked at: {view.hidden}", view.fix)
             for check in ("TT201", "TT202", "TT203", "TT204", "TT210")
         ]
+    if why := torches.without_torch(view):
+        return [skip("TT201", why)]
     found = folders.caches(view)
     container = surroundings.look(view).container
     return [writable(found, view), lasting(found, container), room(found), network(found), switched_off(found)]

@@ -37,6 +37,8 @@ def look(situation: Situation, view: View) -> Iterable[Result]:
     if view.hidden:
         return [unknown(c, f"the server's caches cannot be looked at: {view.hidden}", view.fix)
                 for c in ("TT208", "TT207", "TT206", "TT212")]  # fmt: skip
+    if why := torches.without_torch(view):
+        return [skip("TT208", why)]
     found = {f.compiler: f for f in folders.caches(view)}
     return [changing(found["vLLM"], view), toolkits(found["FlashInfer"], view), locks(found.values(), view),
             engines(found, view)]  # fmt: skip

@@ -87,6 +87,13 @@ def _python_folders(view: View, program: Path, base: str) -> list[str]:
             for kind in ("site-packages", "dist-packages")]  # fmt: skip
 
 
+def without_torch(view: View) -> str:
+    """Why the compilers' caches are no matter to a server, "" when they are: llama.cpp, a proxy, a web server."""
+    if not view.pid or view.hidden or in_folders(view, folders_of(view)):
+        return ""
+    return f"{view.whose} uses no torch, as far as can be seen"
+
+
 def loaded_version(view: View, distribution: str, folders: Sequence[str]) -> str:
     """Version of an installed distribution from the name of its .dist-info folder, "" when it is not there."""
     wanted = re.compile(rf"{distribution.replace('-', '[-_.]')}-(\d[^-]*)\.dist-info", re.IGNORECASE)
