@@ -202,3 +202,55 @@ def test_no_live_call_and_another_machine_are_skipped() -> None:
         assert [r.status for r in run(situation(live=None))] == ["skip"]
     live = live_with(70.0, 0.0, 5.0)
     assert [r.status for r in load.run(situation("endpoint", here=False, live=live))] == ["skip"]
+
+
+def amd_fakes() -> Any:
+    """The stand-in for the module amdsmi that the power probe's own tests use."""
+    import importlib.util
+
+    path = Path(__file__).parents[1] / "power/test_amd.py"
+    spec = importlib.util.spec_from_file_location("amd_fakes", path)
+    assert spec is not None and spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+AMD_FIELDS = {
+    "amdsmi_get_gpu_device_uuid": "uuid",
+    "amdsmi_get_gpu_driver_info": "driver version",
+    "amdsmi_get_power_cap_info": "power cap",
+    "amdsmi_get_clock_info": "clock",
+    "amdsmi_get_temp_metric": "temperature",
+    "amdsmi_get_gpu_activity": "utilization",
+    "amdsmi_get_violation_status": "throttle reasons",
+    "amdsmi_get_gpu_compute_partition": "compute partition",
+    "amdsmi_get_energy_count": "energy counter",
+    "amdsmi_get_power_info": "power",
+}
+
+
+@pytest.mark.parametrize("function", AMD_FIELDS)
+def test_each_field_that_amdsmi_refuses_is_named(tmp_path: Path, function: str) -> None:
+    fakes = amd_fakes()
+    found = judge(fakes.discover(tmp_path, fakes.module(**{function: fakes.refuse})))
+    assert found["TT101"].status == "ok"
+    missing = [line.partition(": ")[0] for line in found["TT103"].evidence if not line.startswith("yes: ")]
+    assert missing == [AMD_FIELDS[function]] and "NOT_SUPPORTED" in found["TT103"].evidence[-1]
+
+
+def test_amd_partitions_and_throttling_are_told(tmp_path: Path) -> None:
+    fakes = amd_fakes()
+    found = judge(fakes.discover(tmp_path, fakes.module(amdsmi_get_gpu_compute_partition=lambda _: "CPX")))
+    assert "CPX" in found["TT105"].detail
+    assert found["TT104"].status == "warn" and "package power limit" in found["TT104"].detail
+
+
+def test_amdsmi_that_does_not_start_in_a_container(tmp_path: Path) -> None:
+    fakes = amd_fakes()
+
+    def fails() -> Any:
+        raise fakes.AmdSmiException("AMDSMI_STATUS_INIT_ERROR")
+
+    found = judge(fakes.discover(tmp_path, fakes.module(amdsmi_init=fails)))
+    assert found["TT101"].status == "warn" and "/dev/kfd" in found["TT101"].detail
