@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from tokentrace.compare.diff import Diff
+from tokentrace.compare.noise import FLOORS
 from tokentrace.compare.rows import Row
 from tokentrace.compare.sample import Sample
 from tokentrace.compare.verdict import signed
@@ -16,12 +17,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 TITLES = {
-    "layers": "By layer, own time",
-    "spans": "By span, own time",
-    "steps": "By step",
-    "modules": "By module",
-    "operators": "By operator, own time",
-    "kernels": "By kernel and launch",
+    "layers": "Layers, own time",
+    "spans": "Spans, own time",
+    "steps": "Steps",
+    "modules": "Modules",
+    "operators": "Operators",
+    "kernels": "Kernels",
 }
 #: Rows shown of each level unless all are wanted.
 _SHOWN = {"layers": 9, "spans": 5, "steps": 5, "modules": 5, "operators": 5, "kernels": 5}
@@ -102,7 +103,7 @@ def _sample(sample: Sample) -> str:
 def _pass(found: Diff, level: str) -> str:
     """Which pass a level is from, where that is another one than the times above."""
     passes = {s.deep_pass for s in (*found.base, *found.new) if s.deep_pass and s.deep_pass != s.pass_name}
-    return f", {' and '.join(sorted(passes))} pass" if level in ("modules", "operators", "kernels") and passes else ""
+    return f" ({' and '.join(sorted(passes))})" if level in ("modules", "operators", "kernels") and passes else ""
 
 
 def short_label(row: Row) -> str:
@@ -125,9 +126,17 @@ def _noise(row: Row) -> str:
     if row.beyond_noise is None:
         return "unknown"
     if row.low_ns is not None and row.high_ns is not None:
-        inside = f"{duration(row.low_ns)} to {duration(row.high_ns)}"
+        inside = between(row.low_ns, row.high_ns)
         return f"beyond {inside}" if row.beyond_noise else f"within {inside}"
-    return f"{'beyond' if row.beyond_noise else 'within'} ±{duration(row.floor_ns or 0)}"
+    return f"{'beyond' if row.beyond_noise else 'within'} ±{duration(FLOORS * (row.floor_ns or 0))}"
+
+
+def between(low: float, high: float) -> str:
+    """-4.1…12.3 ms: a unit that both share is said once."""
+    first, second = duration(low), duration(high)
+    if first.rpartition(" ")[2] == second.rpartition(" ")[2]:
+        first = first.rpartition(" ")[0]
+    return f"{first}…{second}"
 
 
 def _sign(row: Row) -> str:

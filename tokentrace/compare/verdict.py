@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from tokentrace.compare.noise import FLOORS
 from tokentrace.compare.rows import Row
 from tokentrace.compare.sample import Sample
 from tokentrace.layers import by_number
@@ -115,7 +116,7 @@ def _noise(row: Row) -> str:
     if row.low_ns is not None and row.high_ns is not None and row.confidence is not None:
         return f"{row.confidence:.0%} interval {duration(row.low_ns)} to {duration(row.high_ns)}".replace("%", " %")
     if row.floor_ns is not None:
-        return f"while noise inside the two runs alone comes to ±{duration(row.floor_ns)}"
+        return f"and noise seen inside the two runs allows for ±{duration(FLOORS * row.floor_ns)}"
     return "noise unknown"
 
 
