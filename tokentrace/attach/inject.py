@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -25,6 +26,7 @@ Way = Literal["borrow", "remote_exec", "gdb"]
 RUN_S = 10.0
 #: A process that is idle runs a remote_exec script only when its main thread next runs Python.
 REMOTE_S = 2.0
+_KEPT_S = 24 * 3600.0
 #: From then on until the agent listens.
 LISTEN_S = 10.0
 
@@ -160,7 +162,11 @@ _FIXES = {
 
 
 def _remote_exec(process: ServerProcess, string: str, permit: Path, limit_s: float) -> dict[str, Any]:
-    """Python's own door (sys.remote_exec, 3.14), opened by an interpreter of the same minor version: the target's."""
+    """Python's own door (sys.remote_exec, 3.14; PEP 768), opened by an interpreter of the same minor version.
+
+    Written by its documentation: where this was tested there was no Python 3.14.
+    """
+    _sweep(permit.parent)
     script = permit.with_suffix(".py")
     descriptor = os.open(script, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -187,6 +193,15 @@ def _remote_exec(process: ServerProcess, string: str, permit: Path, limit_s: flo
         return {}
     script.write_text("", encoding="utf-8")
     raise _Failed("its main thread runs no Python at the moment")
+
+
+def _sweep(folder: Path) -> None:
+    """Emptied scripts that nobody can be about to read any more."""
+    for one in folder.glob("agent-*.py"):
+        with contextlib.suppress(OSError):
+            state = one.stat()
+            if not state.st_size and time.time() - state.st_mtime > _KEPT_S:
+                one.unlink()
 
 
 def _gdb(process: ServerProcess, string: str, permit: Path, limit_s: float) -> dict[str, Any]:
