@@ -7,7 +7,10 @@ from typing import Any
 
 from tokentrace.probe import Agent, Finding, LayerState
 
-FIX = "trace a server of this machine with the agent in it: tokentrace run without --url"
+FIX = (
+    "look inside it on its own machine: tokentrace attach URL; or see how it looks on the local engine: tokentrace run "
+    "without --url"
+)
 
 
 class AgentProbe:

@@ -25,7 +25,7 @@ from tokentrace.probes._request import our_id, step_key, step_of
 
 LAYER = 6
 GROUP = "engine"
-FIX = "use a server with the agent in it (tokentrace run without --url), or one that offers /metrics (vLLM, SGLang)"
+FIX = "look inside it on its own machine (tokentrace attach URL), or use one that offers /metrics (vLLM, SGLang)"
 _NAMES = {
     "wait": "queue wait", "prepare": "prepare batch", "update": "update batch", "receive": "receive request",
     "output": "process outputs", "dispatch": "dispatch step",

@@ -23,7 +23,7 @@ from tokentrace.probes._text import quote
 
 LAYER = 7
 GROUP = "tokenizer"
-FIX = "use a server with the agent in it (tokentrace run without --url), or one that offers /tokenize (vLLM, SGLang)"
+FIX = "look inside it on its own machine (tokentrace attach URL), or use one that offers /tokenize (vLLM, SGLang)"
 _FIRST, _LAST = 16, 8
 _NAMES = {"template": "chat template"}
 _FUNCTIONS = {"template": "Tokenizer.render", "encode": "Tokenizer.encode", "decode": "Detokenizer.step"}

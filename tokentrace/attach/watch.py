@@ -71,19 +71,27 @@ class Watcher:
     def __enter__(self) -> Watcher:
         """Raises AttachError when the server has nothing to watch requests with."""
         self.agents.begin_pass()
+        chooses = True
         try:
             self._switch_on("select", _NOBODY)
         except ProbeUnavailable as error:
-            raise AttachError(f"requests cannot be watched: {error}", fix=error.fix) from error
+            # The local engine cannot choose; it records every request.
+            chooses = False
+            if not self._select.get("all"):
+                raise AttachError(f"requests cannot be chosen here: {error}", fix=error.fix) from error
         options: dict[str, dict[str, Any]] = {"tokenizer": {"text": self._with_text}, "ops": {"steps": self._steps}}
         for group in (*GROUPS, *(DEEP_GROUPS if self.deep else ())):
             try:
                 self._switch_on(group, options.get(group))
             except ProbeUnavailable as error:
                 self.unseen[group] = str(error)
-        # Only now, so that each request is seen from its beginning by all of them.
-        self.agents.disable("select")
-        self.agents.enable("select", self._select)
+                if group == "http":
+                    self.__exit__()
+                    raise AttachError(f"requests cannot be watched: {error}", fix=error.fix) from error
+        if chooses:
+            # Only now, so that each request is seen from its beginning by all of them.
+            self.agents.disable("select")
+            self.agents.enable("select", self._select)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -182,8 +190,9 @@ def row_of(served: Served, run: workflow.Run) -> Row:
     wait = served.first("wait")
     prefill = [raw.end_ns - raw.start_ns for raw in steps if _phase_of(raw, served.rid) == "prefill"]
     decode = [raw.end_ns - raw.start_ns for raw in steps if _phase_of(raw, served.rid) == "decode"]
+    # An engine that does not say how many tokens a step gave gives one.
     made = sum(
-        int(raw.data.get("tokens_out", {}).get(served.rid, 0))
+        int(raw.data["tokens_out"].get(served.rid, 0)) if "tokens_out" in raw.data else 1
         for raw in steps
         if _phase_of(raw, served.rid) == "decode"
     )
