@@ -283,12 +283,20 @@ def test_files_written_during_the_call_are_a_miss(tmp_path: Path) -> None:
     subprocess.run(  # another process writes, as a server would
         [sys.executable, "-c", f"open({str(tmp_path / '.triton/cache/new.cubin')!r}, 'w').close()"], check=True
     )
-    new = compiled.written(before, sampler.read())
+    new = compiled.written(before, sampler.read(), time.time())
     assert new == {"triton": [f"{tmp_path}/.triton/cache/new.cubin"]}
     result = compiled.judge(new, 14_600_000_000, 320_000_000)
     assert result.status == "warn" and "1 new file of triton" in result.detail and "14.3 s later" in result.detail
     assert compiled.judge({}, 14_600_000_000, 320_000_000).status == "ok"
     assert compiled.judge({}, 100, 90).status == "ok"
+
+
+def test_what_was_not_reached_before_is_not_called_new() -> None:
+    before = {"triton": (frozenset({("/a", 5.0)}), False)}
+    after = {"triton": (frozenset({("/a", 5.0), ("/b", 6.0), ("/c", 101.0)}), True)}
+    assert compiled.written(before, after, 100.0) == {"triton": ["/c"]}
+    whole = {"triton": (frozenset({("/a", 5.0)}), True)}
+    assert compiled.written(whole, after, 100.0) == {"triton": ["/b", "/c"]}
 
 
 def test_a_missing_compiler_matters_where_triton_runs(machine: Machine) -> None:

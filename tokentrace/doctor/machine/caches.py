@@ -54,10 +54,17 @@ def state(folder: CacheFolder) -> str:
     where = f" on {folder.filesystem}" if folder.filesystem else ""
     if not folder.exists:
         return f"not there yet{where}"
+    if not folder.files and not folder.complete:
+        return f"not looked through in time{where}"
     least = "" if folder.complete else "at least "
     age = folder.age_s()
     newest = f", newest {duration(age * 1e9)} old" if age is not None else ""
     return f"{least}{plural(folder.files or 0, 'file')}, {size(folder.bytes or 0)}{newest}{where}"
+
+
+def in_use(folder: CacheFolder) -> bool:
+    """Does it hold anything? A folder that could not be looked through in time is taken to."""
+    return folder.exists and not folder.disabled and bool(folder.files or not folder.complete)
 
 
 def size(count: int) -> str:
@@ -90,7 +97,7 @@ def writable(found: Sequence[CacheFolder], view: View) -> Result:
 
 def lasting(found: Sequence[CacheFolder], container: str) -> Result:
     """TT202: caches with something in them that is gone after the next restart."""
-    lost = [f for f in found if f.filesystem in _VOLATILE and f.files and not f.disabled]
+    lost = [f for f in found if f.filesystem in _VOLATILE and in_use(f)]
     if not lost:
         return ok("TT202", "nothing that was compiled lies where a restart would lose it")
     lines = [f"{folders.named(f)}: {state(f)}: {_VOLATILE[f.filesystem]}" for f in lost]
@@ -121,7 +128,7 @@ def room(found: Sequence[CacheFolder]) -> Result:
 
 def network(found: Sequence[CacheFolder]) -> Result:
     """TT204: caches on a network file system, where locks and file times are not to be relied on."""
-    far = [f for f in found if f.filesystem in _NETWORK and f.files and not f.disabled]
+    far = [f for f in found if f.filesystem in _NETWORK and in_use(f)]
     if not far:
         return ok("TT204", "no cache in use lies on a network file system")
     first = far[0]

@@ -7,12 +7,14 @@ from typing import Any
 
 from tokentrace.doctor.check import Check, Reader, Result, Sampler, Situation, ok, skip, unknown, warn
 from tokentrace.doctor.machine import folders
-from tokentrace.doctor.machine.keys import NEW_FILE, files
+from tokentrace.doctor.machine.keys import NEW_FILE, walk
 from tokentrace.doctor.machine.situation import UNKNOWN_PROCESS, process_known, view_of
 from tokentrace.doctor.machine.view import View
 from tokentrace.wording import duration, listed, plural
 
 NAME = "caches"
+_MOST_FILES = 50_000
+_SECONDS = 0.3
 #: A first call this many times slower than the second one waited for something that the second one did not.
 _MUCH_SLOWER = 5.0
 
@@ -25,7 +27,12 @@ class _Caches:
         self._folders = {f.compiler: f.path for f in folders.caches(view) if not f.problem and not f.disabled}
 
     def read(self) -> Mapping[str, Any]:
-        return {name: frozenset(files(self._view, path, NEW_FILE)) for name, path in self._folders.items()}
+        """{compiler: (files with their times, whether all were seen)}."""
+        found = {}
+        for name, path in self._folders.items():
+            seen, complete = walk(self._view, path, NEW_FILE, most=_MOST_FILES, seconds=_SECONDS)
+            found[name] = (frozenset(seen), complete)
+        return found
 
     def close(self) -> None:
         return
@@ -54,14 +61,24 @@ def run(situation: Situation) -> Iterable[Result]:
     if len(samples) < 2:
         why = live.errors.get(NAME) or "they were not looked at before and after the call"
         return [unknown("TT209", f"whether the caches were hit is not known: {why}")]
-    new = written(samples[0].values, samples[-1].values)
+    first, last = samples[0], samples[-1]
+    new = written(first.values, last.values, first.time_ns / 1e9)
+    partly = [name for name, (_, complete) in last.values.items() if not complete and name not in new]
+    if partly and not new:
+        return [unknown("TT209", f"the cache of {listed(partly)} is too large to be looked through")]
     return [judge(new, _first_token_ns(situation, "first"), _first_token_ns(situation, "second"))]
 
 
-def written(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Files that are new or newer, by compiler."""
-    found = {name: sorted({path for path, _ in after[name] - before.get(name, frozenset())}) for name in after}
-    return {name: paths for name, paths in found.items() if paths}
+def written(before: Mapping[str, Any], after: Mapping[str, Any], since: float) -> dict[str, list[str]]:
+    """Files that are new or newer, by compiler. `since` is the unix time of `before`, for caches that were not seen
+    whole: what was merely not reached then is not new."""
+    found = {}
+    for name, (files, _) in after.items():
+        known, complete = before.get(name, (frozenset(), False))
+        new = sorted({path for path, made in files - known if complete or made >= since})
+        if new:
+            found[name] = new
+    return found
 
 
 def _first_token_ns(situation: Situation, which: str) -> int | None:
@@ -83,6 +100,7 @@ def judge(new: Mapping[str, list[str]], first_ns: int | None, second_ns: int | N
         return ok("TT209", "nothing was compiled during the live call: no cache got a new file", *times)
     count = sum(map(len, new.values()))
     lines = [f"{name}: {plural(len(paths), 'new file')}, {paths[0]}" for name, paths in new.items()]
+    lines.append("other programs that use the same folders count too")
     lost = ""
     if slower:
         assert first_ns is not None and second_ns is not None

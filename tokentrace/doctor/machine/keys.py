@@ -46,9 +46,17 @@ def look(situation: Situation, view: View) -> Iterable[Result]:
 
 def files(view: View, folder: str, wanted: re.Pattern[str], deep: int = 6) -> list[tuple[str, float]]:
     """(path as that process names it, modification time) of files whose name matches; a bounded walk."""
-    until = time.monotonic() + _SECONDS
-    waiting, seen, found = [(folder, 0)], 0, []
-    while waiting and seen < _MOST_FILES and time.monotonic() < until:
+    return walk(view, folder, wanted, deep)[0]
+
+
+def walk(
+    view: View, folder: str, wanted: re.Pattern[str], deep: int = 6, most: int = _MOST_FILES, seconds: float = _SECONDS
+) -> tuple[list[tuple[str, float]], bool]:
+    """The same, and whether everything was seen."""
+    until = time.monotonic() + seconds
+    waiting, seen = [(folder, 0)], 0
+    found: list[tuple[str, float]] = []
+    while waiting and seen < most and time.monotonic() < until:
         where, depth = waiting.pop()
         try:
             with entries_of(str(view.path(where))) as (_, entries):
@@ -62,7 +70,7 @@ def files(view: View, folder: str, wanted: re.Pattern[str], deep: int = 6) -> li
                         found.append((path, entry.stat(follow_symlinks=False).st_mtime))
         except OSError as error:
             view.errors[where] = error.strerror or str(error)
-    return sorted(found)
+    return sorted(found), not waiting
 
 
 def changing(cache: CacheFolder, view: View) -> Result:
