@@ -39,7 +39,7 @@ def _many(_: Request) -> Answer:
 BAD: dict[str, tuple[Answer | Callable[[Request], Answer], str]] = {
     "never": (Answer(200, {}, [WAIT], before=60), "TT606"),
     "headers and then nothing": (Answer(200, KIND, [WAIT]), "TT606"),
-    "one byte a second": (Answer(200, KIND, [b"d", *([1.0, b"a"] * 60)]), "TT8"),
+    "one byte a second": (Answer(200, KIND, [b"d", *([1.0, b"a"] * 60)]), "TT606"),
     "keep-alives for ever": (Answer(200, KIND, [b": ping\n\n", *([0.2, b": ping\n\n"] * 300)]), "TT"),
     "10 MB of headers": (_headers(1000, 10_000), "TT829"),
     "one header of 10 MB": (_headers(1, 10_000_000), "TT829"),

@@ -209,3 +209,24 @@ def test_a_model_list_that_is_wrong_does_no_harm() -> None:
         ):
             server.on("GET", "/v1/models", answer)
             assert look(server.url + "/v1", model="alpha").verdict.status != "fail"
+
+
+def test_the_same_tokenizer_here_and_there(tmp_path: Path) -> None:
+    """Real tokenizer files against a server that has the same ones, and against one that has others."""
+    tokenizers = pytest.importorskip("tokenizers")
+    from tokentrace.doctor.tokenizer import _SAMPLE
+
+    words = {word: number for number, word in enumerate(["[UNK]", *dict.fromkeys(_SAMPLE.split())])}
+    ours = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    ours.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    ours.save(str(tmp_path / "tokenizer.json"))
+    same = ours.encode(_SAMPLE, add_special_tokens=False).ids
+    other = [*same[:3], 99, *same[4:]]
+    with healthy() as server:
+        entry = {"id": "alpha", "root": str(tmp_path), "max_model_len": 4096}
+        server.on("GET", "/v1/models", json_answer({"data": [entry]}))
+        for theirs, status in ((same, "ok"), (other, "warn")):
+            server.on("POST", "/tokenize", json_answer({"tokens": theirs, "count": len(theirs)}))
+            found = look(server.url + "/v1")
+            assert "TT706" in ids(found, status), found.examination.results
+    assert "from position 3 on" in detail(found, "TT706")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import base64
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from doctor_support import CHAT, detail, everything, healthy, ids, look
 from support.certificates import make_certificate, server_context
-from support.http_servers import ForwardProxy, ScriptedServer, hello, html_answer, json_answer, models
+from support.http_servers import Answer, ForwardProxy, ScriptedServer, hello, html_answer, json_answer, models
 
 from tokentrace.doctor.check import Live, Situation
 from tokentrace.doctor.skew import skew_s
@@ -258,3 +260,37 @@ def test_a_key_that_the_server_was_started_with() -> None:
         assert found.verdict.check == "TT830" and "VLLM_API_KEY" in found.verdict.cause, found.verdict
         assert f"process {process.pid}" in found.verdict.cause
         assert "canary-of-the-server" not in everything(found)
+
+
+@pytest.mark.parametrize(("dead", "said"), [("::1", "IPv6 first"), ("127.0.0.2", "did not answer")])
+def test_names_with_an_address_that_nobody_listens_on(monkeypatch: pytest.MonkeyPatch, dead: str, said: str) -> None:
+    """The name server is the only part that is not real: what localhost leads to differs between machines."""
+    real = socket.getaddrinfo
+
+    def resolve(host: str, port: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs["flags"] = socket.AI_NUMERICHOST
+        return [found for a in (dead, "127.0.0.1") for found in real(a, port, *args, **kwargs)]
+
+    with healthy() as server:
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
+        found = look(f"http://localhost:{server.port}/v1")
+    assert "TT807" in ids(found, "warn") and said in detail(found, "TT807")
+    assert found.verdict.exit_code == 0
+    if dead == "::1":
+        assert "use 127.0.0.1 instead of localhost" in everything(found)
+
+
+def test_a_server_that_is_still_loading() -> None:
+    with healthy() as server:
+        server.on("POST", CHAT, json_answer({"error": "starting"}, 503).with_headers(Retry_After="1"))
+        found = look(server.url + "/v1")
+    assert "not ready (503)" in found.verdict.cause and "in 1 s" in found.verdict.fix
+
+
+def test_keep_alives_are_proof_of_life() -> None:
+    with healthy() as server:
+        steps = [b": keep-alive\n\n", *([0.3, b": keep-alive\n\n"] * 40)]
+        server.on("POST", CHAT, Answer(200, {"Content-Type": "text/event-stream"}, steps))
+        server.on("GET", "/v1/models", json_answer({}, 404))
+        found = look(server.url + "/v1", timeout_s=2)
+    assert found.verdict.status == "fail" and "keep-alives" in everything(found)

@@ -44,7 +44,7 @@ def page() -> str:
     lines += [f"- **{word}**: {text} ({sum(how == word for _, how, _ in ALL.values())})" for word, text in HOW.items()]
     lines += [
         "",
-        f"Of {len(ALL)} reports the doctor answers {answered} ({answered / len(ALL):.0%}), {without_gpu} of them with a "
+        f"Of {len(ALL)} reports the doctor answers {answered} ({answered / len(ALL):.0%}), {without_gpu} with a "
         f"real socket, process, file or recording; other commands answer {elsewhere}; "
         f"{sum(how == 'open' for _, how, _ in ALL.values())} are open.",
         "",

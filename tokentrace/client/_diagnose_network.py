@@ -54,13 +54,13 @@ def timed_out(facts: Facts) -> EndpointError:
             "check host and port; a firewall that drops packets looks like this",
             _attempts(facts),
         )
-    if wire.limit == "total":
+    if wire.limit == "total" and facts.text_chunks:
         return failure(
             "TT827",
             f"the whole reply did not arrive in time, {so_far(facts)}",
             "raise the total limit, or lower --max-tokens",
         )
-    if facts.text_chunks or (wire.body_begun and facts.keepalives == 0):
+    if facts.text_chunks or (wire.body_begun and facts.keepalives == 0 and wire.limit != "total"):
         return failure(
             "TT826",
             f"nothing more came for {seconds} {so_far(facts)}",

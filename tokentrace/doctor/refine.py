@@ -52,7 +52,7 @@ def refine(error: EndpointError, seen: Progress | None, others: Look | None, wai
             "TT606",
             f"the web server lives, but {waited}: the engine behind it {known}",
             "look at the server's log; if it shows no progress, restart it; if it does, raise --timeout",
-            "\n".join(filter(None, [detail, *alive])),
+            "\n".join(filter(None, [str(error), detail, *alive])),
         )
     return error
 

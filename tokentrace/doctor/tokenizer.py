@@ -152,9 +152,7 @@ def _long_text(s: Situation) -> Result:
     if isinstance(short, str) or isinstance(long, str):
         return unknown("TT705", short if isinstance(short, str) else str(long))
     spent = max(0.0, long[1] - short[1])
-    told = (
-        f"{duration(spent * 1e9)} for {len(long[0])} tokens" if spent else f"no time to speak of, {len(long[0])} tokens"
-    )
+    told = f"{duration(spent * 1e9) if spent else 'no time to speak of'} for {len(long[0])} tokens"
     if spent > _SLOW_S:
         return warn(
             "TT705",
