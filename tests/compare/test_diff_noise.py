@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokentrace.compare.noise import Side, _ranks, drift, floor, holm, rank_p, scatter, shift, size_p
+from tokentrace.compare.noise import Scatter, Side, _ranks, drift, floor, holm, rank_p, scatter, shift, size_p
 
 sides = st.lists(st.integers(0, 10**9), min_size=1, max_size=6, unique=True)
 
@@ -77,12 +77,14 @@ def test_many_rows_are_not_tested_as_if_each_were_alone() -> None:
 
 def test_one_run_a_side_uses_its_own_steps_and_says_when_there_are_none() -> None:
     steps = {("decode", n): 1000 + (n % 2) * 20 for n in range(10)}
-    variance, relative = scatter(steps)
-    assert relative is not None and 0.005 < relative < 0.02
+    variance, known = scatter(steps)
+    assert known is not None and 0.005 < known.share < 0.02 and known.mean_ns == 1010
     assert math.sqrt(variance) == pytest.approx(math.sqrt(10) * 10.5, rel=0.05)
     assert floor(Side({("", 0): 500}), Side({("", 0): 900})) is None
-    known = floor(Side({("", 0): 500}, relative=0.1), Side({("", 0): 900}, relative=0.1))
-    assert known == pytest.approx(math.hypot(50, 90))
+    tenth = Scatter(0.1, 1000.0)
+    assert floor(Side({("", 0): 500}, tenth), Side({("", 0): 900}, tenth)) == pytest.approx(math.hypot(50, 90))
+    # Four times as long as a step: as four steps in a row, not as one that varies as a whole.
+    assert scatter({("", 0): 4000}, tenth)[0] == pytest.approx(4 * 100**2)
     assert floor(Side({("", 0): 500}, again=[470]), Side({("", 0): 500})) == pytest.approx(30)
 
 

@@ -157,26 +157,37 @@ def _ranks(m: int, n: int) -> list[int]:
     return counts
 
 
-def scatter(slots: Slots, relative: float | None = None) -> tuple[float, float | None]:
-    """(variance of the sum that the scatter of repeated parts makes, scatter of one part relative to its mean).
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """How much a repeated part varies: its standard deviation as a share of its mean, and that mean in ns."""
 
-    Parts that are not repeated often enough get the relative scatter of those that are; where nothing is repeated,
-    that given as `relative`. When there is none the result is (0, None).
+    share: float
+    mean_ns: float
+
+    def variance(self, value: int) -> float:
+        """Of a part that was seen once. A longer one than the repeated parts is taken for several of them in a row,
+        whose variations partly even out."""
+        return self.share**2 * value * min(value, self.mean_ns)
+
+
+def scatter(slots: Slots, other: Scatter | None = None) -> tuple[float, Scatter | None]:
+    """(variance of the sum that the scatter of repeated parts makes, that scatter).
+
+    Parts that are not repeated often enough get the scatter of those that are; where nothing is repeated, `other`.
+    When there is neither the result is (0, None).
     """
     by_phase: dict[str, list[int]] = {}
     for (phase, _), value in slots.items():
         by_phase.setdefault(phase, []).append(value)
     repeated = {phase: values for phase, values in by_phase.items() if len(values) >= _REPEATED}
-    if not repeated:
-        if relative is None:
-            return 0.0, None
-        return sum((relative * value) ** 2 for value in slots.values()), relative
     variance = sum(len(values) * stdev(values) ** 2 for values in repeated.values())
-    most = max(repeated.values(), key=sum)
-    relative = stdev(most) / fmean(most) if fmean(most) > 0 else relative
-    if relative is not None:
-        variance += sum((relative * v) ** 2 for p, values in by_phase.items() if p not in repeated for v in values)
-    return variance, relative
+    if repeated:
+        most = max(repeated.values(), key=sum)
+        if fmean(most) > 0:
+            other = Scatter(stdev(most) / fmean(most), fmean(most))
+    if other is not None:
+        variance += sum(other.variance(v) for p, values in by_phase.items() if p not in repeated for v in values)
+    return variance, other
 
 
 def drift(slots: Slots, again: Slots) -> float | None:
@@ -200,7 +211,7 @@ class Side:
     """One single run, for `floor`: the slots of a sum, and how much any part of that run scatters or drifts."""
 
     slots: Slots
-    relative: float | None = None  # scatter of its steps, for sums without repeated parts of their own
+    steps: Scatter | None = None  # scatter of its steps, for sums without repeated parts of their own
     drifts: Sequence[float] = ()  # see `drift`
     again: Sequence[int] = ()  # the same sum in other passes of the run that should have taken as long
 
@@ -214,8 +225,8 @@ def floor(base: Side, new: Side) -> float | None:
     seen = False
     squares = 0.0
     for side in (base, new):
-        variance, relative = scatter(side.slots, side.relative)
-        seen = seen or relative is not None
+        variance, known = scatter(side.slots, side.steps)
+        seen = seen or known is not None
         squares += variance
     drifts = [*base.drifts, *new.drifts]
     if drifts:

@@ -73,7 +73,7 @@ def level_rows(level: str, base: Sequence[Sample], new: Sequence[Sample]) -> lis
 
 
 def wall_row(base: Sequence[Sample], new: Sequence[Sample]) -> Row:
-    sides = [[Side(s.wall, s.relative, s.drifts) for s in side] for side in (base, new)]
+    sides = [[Side(s.wall, s.scatter, s.drifts) for s in side] for side in (base, new)]
     tested = _test("wall", "the request" if base[0].kind != "import" else "the recording", 0, *sides)
     return _decide({"wall": tested})[0]
 
@@ -85,7 +85,7 @@ def ttft_row(base: Sequence[Sample], new: Sequence[Sample]) -> Row | None:
         for sample in samples:
             if sample.ttft_ns is None:
                 return None
-            side.append(Side({("", 0): sample.ttft_ns}, sample.relative, sample.drifts))
+            side.append(Side({("", 0): sample.ttft_ns}, sample.scatter, sample.drifts))
     return _decide({"ttft": _test("ttft", "the first token", 0, *sides)})[0]
 
 
@@ -100,7 +100,7 @@ def _row(level: str, key: Hashable, amount: Amount, base: Sequence[Sample], new:
                 return None  # it may only be too small for the list
             slots: Slots = mine.slots if mine is not None else {}
             again = again_values(sample, level, key, amount.layer)
-            side.append(Side(slots, sample.relative, sample.drifts, again))
+            side.append(Side(slots, sample.scatter, sample.drifts, again))
         sides.append(side)
         present.append(any(key in sample.levels[level] for sample in samples))
     found = _test(name_of(level, key), _label(level, key, amount), amount.layer, *sides)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tokentrace.analyze import Analysis, PassTimes
-from tokentrace.compare.noise import Slot, Slots, drift, scatter
+from tokentrace.compare.noise import Scatter, Slot, Slots, drift, scatter
 from tokentrace.compare.tree import Merged, Node, build, merge
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ LEVELS = ("layers", "spans", "steps", "modules", "operators", "kernels")
 MODEL = "model"
 NOBODY = 0
 _IN_MODEL = (5, 4, 3)
+_COMPILING = 2
 #: Layers whose work is the same in every pass after the first, and is not stretched by looking deeper.
 _UNSTRETCHED = (8, 7, 6)
 _ONCE: Slot = ("", 0)
@@ -81,15 +82,26 @@ class Sample:
 
     @property
     def wall(self) -> dict[Slot, int]:
-        """The wall time by step and the rest."""
-        steps = {step.slot: step.wall_ns for step in self.steps}
-        rest = self.wall_ns - sum(steps.values())
-        return {**steps, _ONCE: rest} if rest >= 0 else {_ONCE: self.wall_ns}
+        """The wall time by step and the rest. Compiling stands apart: it happens once, a step with it is no scatter."""
+        steps = self._steady()
+        compiling = sum(self._compiling().values())
+        rest = self.wall_ns - sum(steps.values()) - compiling
+        if rest < 0:
+            return {_ONCE: self.wall_ns}
+        return {**steps, _ONCE: rest} | ({("compiling", 0): compiling} if compiling else {})
 
     @property
-    def relative(self) -> float | None:
-        """How much its steps scatter, as a share of their mean."""
-        return scatter({step.slot: step.wall_ns for step in self.steps})[1]
+    def scatter(self) -> Scatter | None:
+        """How much its steps scatter."""
+        return scatter(self._steady())[1]
+
+    def _steady(self) -> dict[Slot, int]:
+        compiling = self._compiling()
+        return {step.slot: step.wall_ns - compiling.get(step.slot, 0) for step in self.steps}
+
+    def _compiling(self) -> Slots:
+        amount = self.levels.get("layers", {}).get(_COMPILING)
+        return amount.slots if amount is not None else {}
 
 
 def of_pass(trace: Trace, found: Analysis, name: str, label: str, whole: bool = True) -> Sample:
@@ -244,11 +256,13 @@ def step_amounts(steps: Sequence[Step]) -> Amounts:
 
 def _add_nobody(sample: Sample) -> None:
     layers = sample.levels["layers"]
-    layers[NOBODY] = Amount("", NOBODY, _rest(sample.wall, layers, sample.wall_ns))
+    walls = {step.slot: step.wall_ns for step in sample.steps}
+    left = sample.wall_ns - sum(walls.values())
+    layers[NOBODY] = Amount("", NOBODY, _rest({**walls, _ONCE: left}, layers, sample.wall_ns))
 
 
 def _rest(wall: Slots, layers: Amounts, wall_ns: int) -> dict[Slot, int]:
-    """What no layer owns. By step where that comes out, else as one amount; the sum is exact."""
+    """What no layer owns. By step where that comes out, else as one amount."""
     left = dict(wall)
     for amount in layers.values():
         for slot, spent in amount.slots.items():
