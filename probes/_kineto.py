@@ -17,33 +17,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tokentrace import gpu_events
 from tokentrace.probe import Columns
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-(OPERATOR, MARK, COMPILED, RUNTIME, DRIVER, KERNEL, MEMCPY, MEMSET, SYNC, OTHER) = range(10)
-KIND_NAMES = ("operator", "mark", "compiled kernel", "runtime", "driver", "kernel", "memcpy", "memset", "sync", "other")
+KERNEL, MEMCPY, MEMSET = gpu_events.KERNEL, gpu_events.MEMCPY, gpu_events.MEMSET
+OPERATOR, MARK, COMPILED = gpu_events.OPERATOR, gpu_events.ANNOTATION, gpu_events.COMPILED
+RUNTIME, OTHER = gpu_events.RUNTIME, gpu_events.OTHER
 #: Kinds that run on the device, beside the host's threads.
 DEVICE_KINDS = (KERNEL, MEMCPY, MEMSET)
 
-_ACTIVITIES = {
-    "kernel": KERNEL,
-    "concurrent_kernel": KERNEL,
-    "gpu_memcpy": MEMCPY,
-    "memcpy": MEMCPY,
-    "gpu_memset": MEMSET,
-    "memset": MEMSET,
-    "cuda_sync": SYNC,
-    "cuda_runtime": RUNTIME,
-    "hip_runtime": RUNTIME,
-    "xpu_runtime": RUNTIME,
-    "runtime": RUNTIME,
-    "cuda_driver": DRIVER,
-    "hip_driver": DRIVER,
-    "xpu_driver": DRIVER,
-    "user_annotation": MARK,
-}
 _HOST = ("cpu_op", "operator", "")
 
 #: An operator's name: namespace and name, as `TORCH_LIBRARY` registers them.
@@ -51,20 +36,10 @@ _OPERATOR = re.compile(r"^[A-Za-z_]\w*::\w")
 #: A C++ kernel that inductor generated; it reports its time only with torch._inductor.config.cpp.enable_kernel_profile.
 _COMPILED = re.compile(r"^(graph_\d+_)?cpp_\w+$")
 #: Calls of the CUDA and HIP runtime and driver, recognized by name where the profiler does not say what they are.
-_CALL = re.compile(r"^(cuda|hip)[A-Z]\w*$")
-_DRIVER_CALL = re.compile(r"^cu[A-Z]\w*$")
+_CALL = re.compile(r"^(cuda|cu|hip)[A-Z]\w*$")
 
-_SUFFIX = r"(_v\d+|_ptsz|_spt)*$"
-LAUNCH = re.compile(
-    r"^(cudaLaunch(Cooperative)?Kernel\w*|cuLaunch(Cooperative)?Kernel\w*|hip(Module|Ext|ExtModule|HccModule)?Launch"
-    r"(Cooperative)?Kernel\w*|hipModuleLaunchCooperativeKernel|hipDrvLaunchKernelEx|(ur|pi)Enqueue(Cooperative)?Kernel"
-    r"Launch\w*|zeCommandListAppendLaunch(Cooperative)?Kernel)" + _SUFFIX
-)
-GRAPH_LAUNCH = re.compile(r"^(cuda|cu|hip)GraphLaunch" + _SUFFIX)
-BLOCKING = re.compile(
-    r"^(cuda(Device|Stream|Event)Synchronize|cu(Ctx|Stream|Event)Synchronize|hip(Device|Stream|Event)Synchronize"
-    r"|cudaMemcpy|hipMemcpy)" + _SUFFIX
-)
+#: Copies that return when they are done, beside the calls that only wait.
+_WAITING_COPY = re.compile(r"^(cudaMemcpy|hipMemcpy)(_v\d+|_ptsz|_spt)*$")
 
 #: Operators that only make another view of the same memory, or none: nothing is computed in them. Source: the
 #: functions with a `-> Tensor(a)` schema in torch's native_functions.yaml that prefill and decode steps meet.
@@ -120,6 +95,11 @@ class Events:
     def rows(self, *kinds: int) -> Ints:
         return np.flatnonzero(np.isin(self.kind, kinds))
 
+    def waits(self) -> Mask:
+        """Bool per row: is it a call in which the host waits for the device?"""
+        waiting = self.matching(gpu_events.BLOCKING_SYNC) | self.matching(_WAITING_COPY)
+        return np.asarray(waiting & (self.kind == RUNTIME), np.bool_)
+
     def matching(self, pattern: re.Pattern[str]) -> Mask:
         """Bool per row: does its name match?"""
         found = np.fromiter((pattern.match(n) is not None for n in self.names), np.bool_, len(self.names))
@@ -130,11 +110,8 @@ def classify(activity: str, name: str, device_type: str = "CPU") -> int:
     """The kind of an event from what the profiler says of it. `activity` is "" where torch does not tell it; then the
     device and the name decide, as in torch's own reader.
     """
-    known = _ACTIVITIES.get(activity)
-    if known is not None:
-        return known
     if activity not in _HOST:
-        return OTHER
+        return gpu_events.CATEGORIES.get(activity, OTHER)
     if device_type not in ("CPU", ""):
         if name.startswith(("Memcpy", "CopyHost", "CopyDevice")):
             return MEMCPY
@@ -143,11 +120,7 @@ def classify(activity: str, name: str, device_type: str = "CPU") -> int:
         return COMPILED
     if _OPERATOR.match(name):
         return OPERATOR
-    if not activity and _CALL.match(name):
-        return RUNTIME
-    if not activity and _DRIVER_CALL.match(name):
-        return DRIVER
-    return MARK
+    return RUNTIME if not activity and _CALL.match(name) else MARK
 
 
 def is_operator(name: str) -> bool:
@@ -217,25 +190,8 @@ def nest(start: Ints, end: Ints, thread: Ints) -> Ints:
     Of two rows with the same times the earlier row is the outer one. Of rows that overlap without nesting, which those
     of one thread do not do, the later one takes what both enclose.
     """
-    count = len(start)
-    parents = np.full(count, -1, np.int64)
-    order = np.lexsort((np.arange(count), -end, start, thread))
-    ends: list[int] = []
-    open_rows: list[int] = []
-    current: int | None = None
-    found: list[int] = []
-    rows = zip(order.tolist(), end[order].tolist(), thread[order].tolist(), strict=True)
-    for row, row_end, row_thread in rows:
-        if row_thread != current:
-            current = row_thread
-            ends.clear()
-            open_rows.clear()
-        while ends and ends[-1] < row_end:
-            ends.pop()
-            open_rows.pop()
-        found.append(open_rows[-1] if open_rows else -1)
-        ends.append(row_end)
-        open_rows.append(row)
+    order, found = gpu_events.nest(start, end, thread)
+    parents = np.empty(len(order), np.int64)
     parents[order] = found
     return parents
 
@@ -286,21 +242,16 @@ def join_launches(events: Events) -> Launches:
     kernel of the graph. Where several calls carry the id (a runtime call and the driver call inside it) a launch wins,
     then the earliest.
     """
-    called = events.rows(RUNTIME, DRIVER)
-    graph = events.matching(GRAPH_LAUNCH)[called]
-    launch = events.matching(LAUNCH)[called] | graph
+    called = events.rows(RUNTIME)
+    graph = events.matching(gpu_events.GRAPH_LAUNCH)[called]
+    launch = events.matching(gpu_events.LAUNCH)[called] | graph
     work = events.rows(*DEVICE_KINDS)
-    order = np.lexsort((events.start[called], ~launch, events.correlation[called]))
-    candidates = called[order]
-    ids = events.correlation[candidates]
-    usable = ids > 0
-    candidates, ids = candidates[usable], ids[usable]
-    wanted = events.correlation[work]
-    if len(candidates):
-        at = np.minimum(np.searchsorted(ids, wanted, "left"), len(ids) - 1)
-        call_of = np.where((ids[at] == wanted) & (wanted > 0), candidates[at], -1)
-    else:
-        call_of = np.full(len(work), -1, np.int64)
+    usable = events.correlation[called] > 0
+    among = called[usable]
+    at = gpu_events.first_with_id(
+        events.correlation[work], events.correlation[among], events.start[among], ~launch[usable]
+    )
+    call_of = np.append(among, -1)[at]
     return Launches(work=work, call_of=call_of, calls=called[launch], graphs=graph[launch])
 
 

@@ -148,7 +148,7 @@ def on_device(found: Sequence[Events]) -> bool:
 
 
 def host(part: Events) -> Host:
-    rows = part.rows(_kineto.OPERATOR, _kineto.MARK, _kineto.COMPILED, _kineto.RUNTIME, _kineto.DRIVER)
+    rows = part.rows(_kineto.OPERATOR, _kineto.MARK, _kineto.COMPILED, _kineto.RUNTIME)
     kind, start, end, thread = part.kind[rows], part.start[rows], part.end[rows], part.thread[rows]
     operator, compiled = kind == _kineto.OPERATOR, kind == _kineto.COMPILED
     own = _kineto.self_times(start, end, _kineto.nest(start, end, thread))

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from tokentrace import gpu_events
 from tokentrace.model import Attributes, Record
 from tokentrace.probe import ProbeContext
 from tokentrace.probes import _kineto, _ops
@@ -135,7 +136,7 @@ def _device_records(part: Events, parents: _Parents, facts: dict[str, Any]) -> l
         kind = int(part.kind[row])
         attributes: Attributes = {
             "tokentrace.kernel.name": part.names[name],
-            "tokentrace.kernel.kind": _kineto.KIND_NAMES[kind],
+            "tokentrace.kernel.kind": gpu_events.KIND_NAMES[kind],
             "tokentrace.kernel.correlation": int(part.correlation[row]),
             "tokentrace.kernel.stream": int(part.stream[row]),
             "tokentrace.duration_ns": end - start,
@@ -194,9 +195,7 @@ def _calls(part: Events, joined: Launches) -> list[Record]:
     owned = joined.call_of[joined.call_of >= 0]
     rows, times = np.unique(owned, return_counts=True)
     children = dict(zip(rows.tolist(), times.tolist(), strict=True))
-    waits = set(np.flatnonzero(part.matching(_kineto.BLOCKING)).tolist()) & set(
-        part.rows(_kineto.RUNTIME, _kineto.DRIVER).tolist()
-    )
+    waits = set(np.flatnonzero(part.waits()).tolist())
     records = []
     for row in sorted({*joined.calls.tolist(), *children, *waits}):
         start, end = int(part.start[row]), int(part.end[row])

@@ -41,11 +41,12 @@ def counted(path: Path) -> dict[str, Any]:
 
 
 def imported(path: Path) -> dict[str, Any]:
-    from tokentrace.importers import chrome, columns, load
+    from tokentrace import gpu_events
+    from tokentrace.importers import chrome, load
 
     figures = load(path).figures
     keys = ("kernels", "launches", "graph_launches", "matched", "orphan_kernels", "busy_ns")
-    return {"operators": len(chrome.read(path).rows(columns.OPERATOR)), **{key: figures[key] for key in keys}}
+    return {"operators": len(chrome.read(path).rows(gpu_events.OPERATOR)), **{key: figures[key] for key in keys}}
 
 
 def as_the_agent_reads(recorded: Any) -> dict[str, Any]:

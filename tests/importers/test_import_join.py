@@ -9,7 +9,8 @@ import recordings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokentrace.importers import columns, join
+from tokentrace import gpu_events
+from tokentrace.importers import join
 from tokentrace.importers.columns import Parts
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=20)
@@ -49,7 +50,7 @@ def test_nesting_finds_a_container_on_the_same_thread(rows: list[tuple[int, int,
         parts.tracks[1, thread]
     start, end = arrays([(s, length) for s, length, _ in rows])
     track = np.array([parts.tracks[1, thread] for _, _, thread in rows], np.int32)
-    parts.add(columns.OPERATOR, start, end, name=np.zeros(len(rows), np.int32), track=track)
+    parts.add(gpu_events.OPERATOR, start, end, name=np.zeros(len(rows), np.int32), track=track)
     parts.names["op"]
     events = parts.finish("x")
     ordered, parents = join.nest(events, np.arange(len(rows)))

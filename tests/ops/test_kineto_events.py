@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ops_support import columns
 
+from tokentrace import gpu_events
 from tokentrace.probes import _kineto
 from tokentrace.probes._kineto import from_columns, join_launches, last_visible, nest, self_times, short_name
 
@@ -23,13 +24,13 @@ from tokentrace.probes._kineto import from_columns, join_launches, last_visible,
         ("cpu_op", "triton_poi_fused_add_0", "CPU", _kineto.MARK),
         ("user_annotation", "aten::mm", "CPU", _kineto.MARK),
         ("cuda_runtime", "cudaLaunchKernel", "CPU", _kineto.RUNTIME),
-        ("cuda_driver", "cuLaunchKernelEx", "CPU", _kineto.DRIVER),
+        ("cuda_driver", "cuLaunchKernelEx", "CPU", _kineto.RUNTIME),
         ("kernel", "ampere_sgemm_32x128_tn", "CUDA", _kineto.KERNEL),
         ("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", "CUDA", _kineto.MEMCPY),
         # Where torch does not tell the activity, the device and the name do.
         ("", "cudaLaunchKernel", "CPU", _kineto.RUNTIME),
         ("", "hipModuleLaunchKernel", "CPU", _kineto.RUNTIME),
-        ("", "cuLaunchKernel", "CPU", _kineto.DRIVER),
+        ("", "cuLaunchKernel", "CPU", _kineto.RUNTIME),
         ("", "Memset (Device)", "CUDA", _kineto.MEMSET),
         ("", "void at::native::reduce_kernel<512>()", "CUDA", _kineto.KERNEL),
         ("", "aten::mm", "CPU", _kineto.OPERATOR),
@@ -44,10 +45,10 @@ def test_launch_calls_are_recognized_in_every_spelling() -> None:
     for name in ("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaLaunchKernel_ptsz", "cuLaunchKernelEx",
                  "cudaLaunchCooperativeKernel", "hipLaunchKernel", "hipExtModuleLaunchKernel", "hipLaunchKernelExC",
                  "hipModuleLaunchKernel"):  # fmt: skip
-        assert _kineto.LAUNCH.match(name), name
+        assert gpu_events.LAUNCH.match(name), name
     for name in ("cudaStreamSynchronize", "cudaMemcpyAsync", "cudaGraphLaunch", "cudaLaunchHostFunc"):
-        assert not _kineto.LAUNCH.match(name), name
-    assert _kineto.GRAPH_LAUNCH.match("cudaGraphLaunch_v10000")
+        assert not gpu_events.LAUNCH.match(name), name
+    assert gpu_events.GRAPH_LAUNCH.match("cudaGraphLaunch_v10000")
 
 
 def test_only_the_requests_own_events_are_taken() -> None:

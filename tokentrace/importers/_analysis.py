@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tokentrace.importers import columns, host
+from tokentrace import gpu_events
+from tokentrace.importers import host
 from tokentrace.importers.columns import Array, Events
 from tokentrace.importers.host import Host
 from tokentrace.importers.join import Joined
@@ -34,7 +35,7 @@ class Analysis:
 
 
 def caveat(found: Analysis) -> str:
-    if bool((found.events.kind == columns.PYTHON).any()):
+    if bool((found.events.kind == gpu_events.PYTHON).any()):
         return "; Python functions were recorded too, which slows the host and overstates its share"
     return ""
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tokentrace.importers import columns, host
+from tokentrace import gpu_events
+from tokentrace.importers import host
 from tokentrace.importers._analysis import WORTH_SAYING, Analysis, caveat, counted
 from tokentrace.importers.columns import Array
 from tokentrace.importers.measures import Gap, Measures
@@ -178,7 +179,7 @@ def _meanwhile(found: Analysis, gap: Gap, did: list[tuple[str, int]]) -> tuple[s
     row = host.during(events, found.tree, int(events.track[gap.launch]), gap.start_ns, gap.end_ns)
     around = host.short(events.names[int(events.name[row])], 60) if row >= 0 else ""
     half = 2 * most >= gap.length_ns
-    mark = row >= 0 and (events.kind[row] == columns.ANNOTATION or row in {step.row for step in found.steps.steps})
+    mark = row >= 0 and (events.kind[row] == gpu_events.ANNOTATION or row in {step.row for step in found.steps.steps})
     if mark and (name == around or not half):
         return f"while the host was in {around}, outside any operator", "record with with_stack=True to see in what"
     if half:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tokentrace.importers import columns, host
+from tokentrace import gpu_events
+from tokentrace.importers import host
 from tokentrace.importers._analysis import WORTH_SAYING, Analysis, caveat, counted
 from tokentrace.probe import Finding
 from tokentrace.wording import duration, plural, share
@@ -70,7 +71,7 @@ def operators(found: Analysis) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         best = operators[0]
-        own = int(found.tree.own_ns[found.events.rows(columns.OPERATOR)].sum())
+        own = int(found.tree.own_ns[found.events.rows(gpu_events.OPERATOR)].sum())
         sentence = (
             f"{host.short(best['name'], 60)} took the most own time, {share(best['own_ns'], own)} of all operators'."
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tokentrace import gpu_events
 from tokentrace.errors import UsageError
 from tokentrace.importers import (
     _source,
@@ -216,7 +217,7 @@ def _read_chrome(path: Path, window: tuple[int, int] | None, progress: Callable[
     first: list[int] = []
 
     def earliest(start: Array, end: Array, kind: Array) -> Array:
-        inner = start[kind != columns.ENVELOPE]
+        inner = start[kind != gpu_events.ENVELOPE]
         if len(inner):
             first.append(int(inner.min()))
         return np.zeros(len(start), np.bool_)
@@ -227,8 +228,8 @@ def _read_chrome(path: Path, window: tuple[int, int] | None, progress: Callable[
     end_of = min(first, default=0) + window[1]
 
     def keep(start: Array, end: Array, kind: Array) -> Array:
-        inside = (start >= begin) & (start < end_of) & (kind != columns.ENVELOPE)
-        call = (kind == columns.RUNTIME) & (start >= begin - columns.LOOK_BACK_NS) & (start < begin)
+        inside = (start >= begin) & (start < end_of) & (kind != gpu_events.ENVELOPE)
+        call = (kind == gpu_events.RUNTIME) & (start >= begin - columns.LOOK_BACK_NS) & (start < begin)
         wanted: Array = inside | call
         return wanted
 
@@ -239,7 +240,7 @@ def _read_chrome(path: Path, window: tuple[int, int] | None, progress: Callable[
 
 def _keep_window(events: Events, begin: int, end: int) -> None:
     inside = (events.start >= begin) & (events.start < end)
-    call = (events.kind == columns.RUNTIME) & (events.start < begin)
+    call = (events.kind == gpu_events.RUNTIME) & (events.start < begin)
     events.select(np.flatnonzero(inside | call))
     _prune_calls(events, begin)
 
@@ -264,8 +265,8 @@ def _only_step(events: Events, joined: join.Joined, found: steps.Steps, wanted: 
             fix=f"steps are {known}" if known else "the recording has no marked steps; use --window",
         )
     step = found.steps[number]
-    keep = (events.start >= step.start_ns) & (events.start <= step.host_end_ns) & (events.kind != columns.ENVELOPE)
-    keep &= events.kind >= columns.GPU_KINDS
+    keep = (events.start >= step.start_ns) & (events.start <= step.host_end_ns) & (events.kind != gpu_events.ENVELOPE)
+    keep &= events.kind >= gpu_events.GPU_KINDS
     keep[joined.kernels[found.of_kernel == number]] = True
     keep[joined.copies[found.of_copy == number]] = True
     calls = np.concatenate((joined.call_of[found.of_kernel == number], joined.copy_call[found.of_copy == number]))

@@ -6,7 +6,8 @@ import re
 
 import numpy as np
 
-from tokentrace.importers import columns, host
+from tokentrace import gpu_events
+from tokentrace.importers import host
 from tokentrace.importers._analysis import Analysis
 from tokentrace.importers.columns import Array, Events
 from tokentrace.importers.join import Joined, holder
@@ -31,15 +32,15 @@ def classify(events: Events, joined: Joined, steps: Steps, measures: Measures) -
     """Layer of each row that may become a span, 0 for the others (one more row than Events: "none")."""
     layer = np.zeros(len(events) + 1, np.int8)
     names = events.name
-    python = events.rows(columns.PYTHON)
+    python = events.rows(gpu_events.PYTHON)
     layer[python[events.names_matching(_MODULE)[names[python]]]] = 5
-    marks = events.rows(columns.ANNOTATION)
+    marks = events.rows(gpu_events.ANNOTATION)
     layer[marks] = np.where(events.names_matching(_OPERATOR_MARK)[names[marks]], 4, 5)
-    layer[events.rows(columns.OPERATOR)] = 4
+    layer[events.rows(gpu_events.OPERATOR)] = 4
     runtime = joined.runtime
     layer[joined.all_launches] = 3
-    layer[runtime[events.names_matching(columns.BLOCKING_SYNC)[names[runtime]]]] = 3
-    layer[runtime[events.names_matching(columns.COPY_CALL)[names[runtime]]]] = 3
+    layer[runtime[events.names_matching(gpu_events.BLOCKING_SYNC)[names[runtime]]]] = 3
+    layer[runtime[events.names_matching(gpu_events.COPY_CALL)[names[runtime]]]] = 3
     layer[joined.kernels] = 3
     layer[joined.copies] = 3
     for rows in (measures.compiles, measures.lookups, measures.loads):

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
+from tokentrace import gpu_events
 from tokentrace.errors import UsageError
 from tokentrace.importers import _source, columns
 from tokentrace.importers._numbers import microseconds_to_ns
@@ -98,7 +99,7 @@ class _Builder:
         parts["name"].append(np.fromiter([names[event.name] for event in spans], np.int32, count))
         parts["track"].append(track)
         # Python functions are most of many recordings and have none of the fields asked for below.
-        told = np.flatnonzero(kind != columns.PYTHON)
+        told = np.flatnonzero(kind != gpu_events.PYTHON)
         args = [spans[row].args or _NO_ARGS for row in told.tolist()]
         self._id_columns(args, told, kind[told], count)
         self._device_columns([spans[row] for row in told.tolist()], args, told, kind[told], count)
@@ -108,7 +109,7 @@ class _Builder:
         external = np.full(count, NONE, np.int64)
         correlation[told] = columns.id_column([arg.correlation for arg in args], self._odd)
         # On a runtime call the id would say nothing that its correlation id does not.
-        asked = np.flatnonzero(kind != columns.RUNTIME)
+        asked = np.flatnonzero(kind != gpu_events.RUNTIME)
         named = [args[row] for row in asked.tolist()]
         found = columns.id_column([arg.external for arg in named], self._odd)
         if bool((found == NONE).any()):
@@ -124,7 +125,7 @@ class _Builder:
         codes = np.fromiter([origins[event.cat, event.pid, event.tid] for event in spans], np.int32, len(spans))
         if len(origins) > len(self._kinds):
             for category, process, thread in list(origins)[len(self._kinds) :]:
-                self._kinds.append(columns.CATEGORIES.get(category.lower(), columns.OTHER))
+                self._kinds.append(gpu_events.CATEGORIES.get(category.lower(), gpu_events.OTHER))
                 self._track_codes.append(self._tracks[process, thread])
         return np.array(self._kinds, np.int8)[codes], np.array(self._track_codes, np.int32)[codes]
 
@@ -135,7 +136,7 @@ class _Builder:
         size = np.full(count, -1, np.int64)
         graph = np.zeros(count, np.bool_)
         devices, streams, details = self._devices, self._streams, self._details
-        gpu = np.flatnonzero(kind < columns.GPU_KINDS)
+        gpu = np.flatnonzero(kind < gpu_events.GPU_KINDS)
         at = told[gpu]
         pairs = [(spans[row], args[row]) for row in gpu.tolist()]
         device[at] = [devices[event.pid if arg.device is None else arg.device] for event, arg in pairs]
@@ -146,7 +147,7 @@ class _Builder:
         ]
         size[at] = [arg.bytes if type(arg.bytes) is int and 0 <= arg.bytes < 2**63 else -1 for _, arg in pairs]
         graph[at] = [bool(arg.graph_node) for _, arg in pairs]
-        operators = np.flatnonzero(kind == columns.OPERATOR)
+        operators = np.flatnonzero(kind == gpu_events.OPERATOR)
         detail[told[operators]] = [
             -1 if (dims := args[row].dims) is NOTHING else details[bytes(dims)[:_DETAIL_LIMIT]]
             for row in operators.tolist()

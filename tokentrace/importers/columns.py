@@ -9,67 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tokentrace.gpu_events import ANNOTATION, OPERATOR, PYTHON, RUNTIME
+
 Array = NDArray[Any]
 
-# What an event is. The order says nothing; GPU kinds are those below GPU_KINDS.
-KERNEL, MEMCPY, MEMSET, GPU_ANNOTATION, SYNC, GPU_KINDS = 0, 1, 2, 3, 4, 5
-OPERATOR, RUNTIME, PYTHON, ANNOTATION, OVERHEAD, OTHER, ENVELOPE = 5, 6, 7, 8, 9, 10, 11
 HOST_KINDS = (OPERATOR, RUNTIME, PYTHON, ANNOTATION)
-
-#: Category of a Chrome trace (lower case) -> kind. Sources: libkineto's ActivityType.cpp (2021 to 2026) and the
-#: 2021 writer, which used "Operator", "Runtime", "Kernel", "Memcpy", "Memset".
-CATEGORIES = {
-    "kernel": KERNEL,
-    "gpu_memcpy": MEMCPY,
-    "memcpy": MEMCPY,
-    "gpu_memset": MEMSET,
-    "memset": MEMSET,
-    "gpu_user_annotation": GPU_ANNOTATION,
-    "cuda_sync": SYNC,
-    "cpu_op": OPERATOR,
-    "operator": OPERATOR,
-    "cuda_runtime": RUNTIME,
-    "cuda_driver": RUNTIME,
-    "cuda runtime": RUNTIME,
-    "runtime": RUNTIME,
-    "hip_runtime": RUNTIME,
-    "hip_driver": RUNTIME,
-    "xpu_runtime": RUNTIME,
-    "xpu_driver": RUNTIME,
-    "mtia_runtime": RUNTIME,
-    "privateuse1_runtime": RUNTIME,
-    "privateuse1_driver": RUNTIME,
-    "python_function": PYTHON,
-    "user_annotation": ANNOTATION,
-    "overhead": OVERHEAD,
-    "trace": ENVELOPE,
-}
 
 #: Calls so long before a window are still looked for when something in the window has their id.
 LOOK_BACK_NS = 10 * 10**9
 
 NONE = -(2**63)  # "no such id" in an id column; ids that are not 64-bit integers get codes just above it
-
-_SUFFIX = r"(_v\d+|_ptsz|_spt)*$"
-LAUNCH = re.compile(
-    r"^(cudaLaunchKernel(ExC)?|cudaLaunchCooperativeKernel(MultiDevice)?|cuLaunchKernel(Ex)?|cuLaunchCooperativeKernel"
-    r"|hipLaunchKernel(ExC)?|hipModuleLaunchKernel|hipExtModuleLaunchKernel|hipExtLaunchKernel"
-    r"|hipLaunchCooperativeKernel|hipModuleLaunchCooperativeKernel|hipHccModuleLaunchKernel|hipDrvLaunchKernelEx"
-    r"|(ur|pi)Enqueue(Cooperative)?KernelLaunch\w*|zeCommandListAppendLaunch(Cooperative)?Kernel\w*)" + _SUFFIX
-)
-GRAPH_LAUNCH = re.compile(r"^(cuda|cu|hip)GraphLaunch" + _SUFFIX)
-CAPTURE = re.compile(r"^(cuda|cu|hip)(StreamBeginCapture\w*|StreamEndCapture|GraphInstantiate\w*)" + _SUFFIX)
-BLOCKING_SYNC = re.compile(
-    r"^(cuda(Device|Stream|Event|Thread)Synchronize|cu(Ctx|Stream|Event)Synchronize"
-    r"|hip(Device|Stream|Event)Synchronize|(ur|pi)(EventWait|EventsWait|QueueFinish)"
-    r"|zeCommandQueueSynchronize|zeEventHostSynchronize)" + _SUFFIX
-)
-COPY_CALL = re.compile(r"^(cuda|cu|hip)(Memcpy|Memset)\w*$|^(ur|pi)EnqueueUSMMemcpy")
-#: Device memory taken from or given back to the driver; most of these wait for the device.
-MEMORY_CALL = re.compile(r"^(cuda|hip|cu)(Mem)?(Malloc|Free|Alloc|HostAlloc|HostMalloc|HostFree|FreeHost)\w*$")
-MODULE_LOAD = re.compile(
-    r"^(cu|hip)(Module|Library)Load\w*$|^(cuda)(Library|Module)Load\w*$|^(nvrtc|hiprtc)CompileProgram$|^cuLink\w+$"
-)
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 

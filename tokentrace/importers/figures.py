@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tokentrace import gpu_events
 from tokentrace.importers import columns
 from tokentrace.importers.columns import Array, Events
 from tokentrace.importers.join import Joined, holder, union_ns
@@ -23,7 +24,7 @@ def figures(events: Events, joined: Joined) -> dict[str, Any]:
     per device, then summed; span_ns: first start to last end of all events; idle_share: 1 - busy/span, for one
     device only, else None (each device's own is in `devices`); top_kernels by total time.
     """
-    counted = np.flatnonzero(events.kind != columns.ENVELOPE)
+    counted = np.flatnonzero(events.kind != gpu_events.ENVELOPE)
     span = int(events.end[counted].max() - events.start[counted].min()) if len(counted) else 0
     every = np.arange(len(joined.kernels))
     return _figures(events, joined, every, len(joined.launches), len(joined.graph_launches), span)

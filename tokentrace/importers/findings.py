@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tokentrace import gpu_events
 from tokentrace.importers import _device_findings as device
 from tokentrace.importers import _host_findings as of_host
-from tokentrace.importers import columns
 from tokentrace.importers._analysis import Analysis
 from tokentrace.probe import Finding
 from tokentrace.wording import duration
@@ -38,7 +38,7 @@ def _lost(found: Analysis) -> Iterator[Finding]:
 
 def _missing(found: Analysis) -> Iterator[Finding]:
     figures, events, joined = found.figures, found.events, found.joined
-    operators = int((events.kind == columns.OPERATOR).sum())
+    operators = int((events.kind == gpu_events.OPERATOR).sum())
     if figures["kernels"] == 0 and figures["launches"] and not found.measures.captured:
         yield Finding(
             4,

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tokentrace import gpu_events
 from tokentrace.importers import columns
 from tokentrace.importers.columns import Array, Events
 from tokentrace.importers.join import Joined, nest
@@ -51,7 +52,7 @@ def build(events: Events) -> Host:
     own[rows] = events.end[rows] - events.start[rows]
     inner = parents >= 0
     np.subtract.at(own, parents[inner], (events.end - events.start)[rows[inner]])
-    is_operator = np.append(events.kind == columns.OPERATOR, False)
+    is_operator = np.append(events.kind == gpu_events.OPERATOR, False)
     operator = nearest(parent, is_operator)
     return Host(rows, parent, np.maximum(own, 0), operator)
 
@@ -98,11 +99,11 @@ class Split:
 
 def blocking_calls(events: Events, joined: Joined) -> tuple[Array, Array]:
     """(synchronisation calls, copy calls that return only after their copy has ended), rows."""
-    sync = joined.runtime[events.names_matching(columns.BLOCKING_SYNC)[events.name[joined.runtime]]]
+    sync = joined.runtime[events.names_matching(gpu_events.BLOCKING_SYNC)[events.name[joined.runtime]]]
     have = np.flatnonzero(joined.copy_call >= 0)
     call, copy = joined.copy_call[have], joined.copies[have]
-    is_copy = events.names_matching(columns.COPY_CALL)[events.name[call]]
-    waited = is_copy & (events.end[call] >= events.end[copy]) & (events.kind[copy] == columns.MEMCPY)
+    is_copy = events.names_matching(gpu_events.COPY_CALL)[events.name[call]]
+    waited = is_copy & (events.end[call] >= events.end[copy]) & (events.kind[copy] == gpu_events.MEMCPY)
     return sync, np.unique(call[waited])
 
 
@@ -114,7 +115,7 @@ def split(events: Events, joined: Joined, host: Host, sync: Array, copies: Array
     front ends live there). framework: own time of everything else, Python and operator dispatch.
     """
     launches = joined.all_launches
-    if not len(launches) or not bool((events.kind == columns.OPERATOR).any()):
+    if not len(launches) or not bool((events.kind == gpu_events.OPERATOR).any()):
         return None
     threads = np.unique(events.track[launches])
     rows = host.rows[np.isin(events.track[host.rows], threads)]
@@ -122,7 +123,7 @@ def split(events: Events, joined: Joined, host: Host, sync: Array, copies: Array
     group[joined.runtime] = 1
     direct = host.parent[launches]
     direct = direct[direct >= 0]
-    group[direct[events.kind[direct] == columns.OPERATOR]] = 1
+    group[direct[events.kind[direct] == gpu_events.OPERATOR]] = 1
     group[launches] = 2
     group[sync] = 3
     group[copies] = 3
@@ -137,7 +138,7 @@ def split(events: Events, joined: Joined, host: Host, sync: Array, copies: Array
 def operators(events: Events, joined: Joined, host: Host, count: int = 12) -> list[dict[str, Any]]:
     """Operators by the kernel time they launched and by own host time: name, calls, own_ns, device_ns."""
     size = len(events.names)
-    rows = events.rows(columns.OPERATOR)
+    rows = events.rows(gpu_events.OPERATOR)
     calls = np.bincount(events.name[rows], minlength=size)
     own = np.zeros(size, np.int64)
     np.add.at(own, events.name[rows], host.own_ns[rows])

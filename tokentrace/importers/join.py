@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokentrace.importers import columns
+from tokentrace import gpu_events
 from tokentrace.importers.columns import NONE, Array, Events
 
 
@@ -35,12 +35,12 @@ class Joined:
 
 def join(events: Events) -> Joined:
     """Join by correlation id. Ids count per process; one Events holds one process or ids made unique by process."""
-    runtime = events.rows(columns.RUNTIME)
-    kernels = events.rows(columns.KERNEL)
-    copies = events.rows(columns.MEMCPY, columns.MEMSET)
+    runtime = events.rows(gpu_events.RUNTIME)
+    kernels = events.rows(gpu_events.KERNEL)
+    copies = events.rows(gpu_events.MEMCPY, gpu_events.MEMSET)
     called = events.name[runtime]
-    is_launch = events.names_matching(columns.LAUNCH)[called]
-    is_graph = events.names_matching(columns.GRAPH_LAUNCH)[called]
+    is_launch = events.names_matching(gpu_events.LAUNCH)[called]
+    is_graph = events.names_matching(gpu_events.GRAPH_LAUNCH)[called]
     launches, graphs = runtime[is_launch], runtime[is_graph]
     both = runtime[is_launch | is_graph]
     launch_of = _lookup(events, kernels, both)
@@ -61,16 +61,10 @@ def join(events: Events) -> Joined:
 
 def _lookup(events: Events, rows: Array, among: Array) -> Array:
     """For each of `rows` the earliest of `among` with the same correlation id."""
-    wanted = events.correlation[rows]
-    have = events.correlation[among]
-    usable = have != NONE
-    among, have = among[usable], have[usable]
-    if not len(among) or not len(rows):
-        return np.full(len(rows), -1, np.int64)
-    order = np.lexsort((events.start[among], have))
-    have, among = have[order], among[order]
-    at = np.minimum(np.searchsorted(have, wanted, "left"), len(have) - 1)
-    return np.where((have[at] == wanted) & (wanted != NONE), among[at], -1)
+    among = among[events.correlation[among] != NONE]
+    at = gpu_events.first_with_id(events.correlation[rows], events.correlation[among], events.start[among])
+    found: Array = np.append(among, -1)[at]
+    return found
 
 
 def by_external_id(events: Events, joined: Joined) -> Array:
@@ -79,7 +73,7 @@ def by_external_id(events: Events, joined: Joined) -> Array:
     Proof: the call that launched the kernel starts inside that operator, on that thread. Old recordings write the
     correlation id into this field, which then names an unrelated operator or none.
     """
-    named = events.rows(columns.OPERATOR, columns.ANNOTATION)
+    named = events.rows(gpu_events.OPERATOR, gpu_events.ANNOTATION)
     external = events.external[named]
     usable = external != NONE
     named, external = named[usable], external[usable]
@@ -158,7 +152,7 @@ def under_operator(events: Events, joined: Joined) -> Array:
     """Bool per kernel: does the call that launched it start inside some operator of its own thread?"""
     call = joined.call_of
     result = np.zeros(len(call), np.bool_)
-    operators = events.rows(columns.OPERATOR)
+    operators = events.rows(gpu_events.OPERATOR)
     have = np.flatnonzero(call >= 0)
     for track in np.unique(events.track[call[have]]).tolist():
         mine = operators[events.track[operators] == track]
@@ -168,28 +162,7 @@ def under_operator(events: Events, joined: Joined) -> Array:
 
 
 def nest(events: Events, rows: Array) -> tuple[Array, Array]:
-    """(rows in order of track, start and falling end; for each the row of the smallest one that contains it, or -1).
-
-    A row is a child only of rows of its own track. Ends are included, so that a call of zero length at the very end
-    of an operator (whole-microsecond recordings) stays inside it. Rows that overlap without containing become
-    siblings.
-    """
-    order = np.lexsort((-events.end[rows], events.start[rows], events.track[rows]))
-    rows = rows[order]
-    parents = np.empty(len(rows), np.int64)
-    ends: list[int] = []
-    open_rows: list[int] = []
-    track = -1
-    columns_ = zip(rows.tolist(), events.end[rows].tolist(), events.track[rows].tolist(), strict=True)
-    for index, (row, end, own_track) in enumerate(columns_):
-        if own_track != track:
-            track = own_track
-            ends.clear()
-            open_rows.clear()
-        while ends and ends[-1] < end:
-            ends.pop()
-            open_rows.pop()
-        parents[index] = open_rows[-1] if open_rows else -1
-        ends.append(end)
-        open_rows.append(row)
-    return rows, parents
+    """(rows in order of track, start and falling end; for each the row of the smallest one that contains it, or -1),
+    see `gpu_events.nest`."""
+    order, parents = gpu_events.nest(events.start[rows], events.end[rows], events.track[rows])
+    return rows[order], np.append(rows, -1)[parents]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from tokentrace.importers import columns
+from tokentrace import gpu_events
 from tokentrace.importers._analysis import Analysis
 from tokentrace.importers.columns import Array
 from tokentrace.importers.join import merged
@@ -72,7 +72,7 @@ def only_beside() -> list[LayerState]:
 def _absent(found: Analysis, number: int) -> LayerState:
     events = found.events
     on_host = not len(found.joined.runtime) and not len(found.joined.kernels)
-    operators = bool((events.kind == columns.OPERATOR).any())
+    operators = bool((events.kind == gpu_events.OPERATOR).any())
     reason, fix, status = {
         8: ("a profiler recording does not hold the request",
             "trace a request to that server: tokentrace run --url", "unseen"),

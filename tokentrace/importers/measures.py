@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tokentrace import gpu_events
 from tokentrace.importers import columns, host
 from tokentrace.importers.columns import Array, Events
 from tokentrace.importers.host import Host
@@ -86,13 +87,13 @@ def measure(events: Events, joined: Joined, tree: Host) -> Measures:
     )
     _delays(events, joined, found)
     found.sync_calls, found.wait_copies = host.blocking_calls(events, joined)
-    found.memory_calls = joined.runtime[events.names_matching(columns.MEMORY_CALL)[events.name[joined.runtime]]]
+    found.memory_calls = joined.runtime[events.names_matching(gpu_events.MEMORY_CALL)[events.name[joined.runtime]]]
     _gaps(events, joined, found)
     _collectives(events, joined, found)
     found.graph_kernels = int(joined.under_graph.sum())
     if events.graph_nodes is not None:
         found.graph_kernels = max(found.graph_kernels, int(events.graph_nodes[joined.kernels].sum()))
-    called = events.names_matching(columns.CAPTURE)
+    called = events.names_matching(gpu_events.CAPTURE)
     found.captured = bool(called[events.name[joined.runtime]].any()) or any(
         name.startswith(("capture_", "CudaGraphRunner.capture")) for name in events.names
     )
@@ -187,16 +188,16 @@ def _compiles(events: Events, tree: Host, found: Measures) -> None:
     rows = tree.rows
     compiling = np.zeros(len(events) + 1, np.bool_)
     compiling[rows[events.names_with(host.COMPILE)[events.name[rows]]]] = True
-    calls = rows[events.kind[rows] == columns.RUNTIME]
-    loading = calls[events.names_matching(columns.MODULE_LOAD)[events.name[calls]]]
-    overhead = events.rows(columns.OVERHEAD)
+    calls = rows[events.kind[rows] == gpu_events.RUNTIME]
+    loading = calls[events.names_matching(gpu_events.MODULE_LOAD)[events.name[calls]]]
+    overhead = events.rows(gpu_events.OVERHEAD)
     lazy = overhead[events.names_matching(host.LOADING)[events.name[overhead]]]
     found.loads = np.concatenate((loading, lazy))
     # The outermost only: dynamo's timers nest.
     inner = host.nearest(tree.parent, compiling)[tree.parent] >= 0
     found.compiles = np.flatnonzero(compiling[:-1] & ~inner[:-1])
     found.lookups = rows[events.names_matching(host.LOOKUP)[events.name[rows]]]
-    marks = events.rows(columns.ANNOTATION)
+    marks = events.rows(gpu_events.ANNOTATION)
     found.compiled_calls = marks[events.names_matching(host.COMPILED_CALL)[events.name[marks]]]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tokentrace import gpu_events
 from tokentrace.errors import UsageError
 from tokentrace.importers import _source, columns
 from tokentrace.importers.columns import NONE, Array, Events, Lost, Parts
@@ -179,7 +180,7 @@ class _Export:
                 correlation=self._keys([row[5] for row in good], [row[4] for row in good]),
                 bytes=np.array([row[6] if isinstance(row[6], int) else -1 for row in good], np.int64),
                 detail=np.array([self._geometry(row[len(base) :]) for row in good], np.int32)
-                if kind == columns.KERNEL else np.full(len(good), -1, np.int32),
+                if kind == gpu_events.KERNEL else np.full(len(good), -1, np.int32),
             )  # fmt: skip
 
     def _geometry(self, extra: tuple[Any, ...]) -> int:
@@ -201,7 +202,7 @@ class _Export:
         )
 
     def _kernels(self) -> None:
-        self._gpu(columns.KERNEL, "CUPTI_ACTIVITY_KIND_KERNEL",
+        self._gpu(gpu_events.KERNEL, "CUPTI_ACTIVITY_KIND_KERNEL",
                   lambda row: self._string(row[7]) or self._string(row[8]) or "kernel",
                   ("demangledName|shortName|name", "shortName|name", "gridX", "gridY", "gridZ",
                    "blockX", "blockY", "blockZ"))  # fmt: skip
@@ -211,19 +212,19 @@ class _Export:
             kind = f"Memcpy {_COPY.get(row[7], 'unknown')}"
             return kind if row[8] is None else f"{kind} ({_MEMORY.get(row[8], '?')} -> {_MEMORY.get(row[9], '?')})"
 
-        self._gpu(columns.MEMCPY, "CUPTI_ACTIVITY_KIND_MEMCPY", name, ("copyKind", "srcKind", "dstKind"))
+        self._gpu(gpu_events.MEMCPY, "CUPTI_ACTIVITY_KIND_MEMCPY", name, ("copyKind", "srcKind", "dstKind"))
 
     def _memsets(self) -> None:
-        self._gpu(columns.MEMSET, "CUPTI_ACTIVITY_KIND_MEMSET", lambda row: "Memset", ())
+        self._gpu(gpu_events.MEMSET, "CUPTI_ACTIVITY_KIND_MEMSET", lambda row: "Memset", ())
 
     def _syncs(self) -> None:
-        self._gpu(columns.SYNC, "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
+        self._gpu(gpu_events.SYNC, "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
                   lambda row: _SYNC.get(row[7], "Sync"), ("syncType",))  # fmt: skip
 
     def _graphs(self) -> None:
         """Graph executions recorded as a whole: the kernels in them were not recorded, so they are no kernels."""
         before = self.parts.rows
-        self._gpu(columns.GPU_ANNOTATION, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
+        self._gpu(gpu_events.GPU_ANNOTATION, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
                   lambda row: f"graph {row[7]}", ("graphId",))  # fmt: skip
         self.graph_traces = self.parts.rows - before
 
@@ -237,7 +238,7 @@ class _Export:
         ):
             good = self._timed(block)
             parts.add(
-                columns.RUNTIME,
+                gpu_events.RUNTIME,
                 np.array([row[0] for row in good], np.int64),
                 np.array([row[1] for row in good], np.int64),
                 name=np.array([parts.names[self._string(row[4])] for row in good], np.int32),
@@ -257,7 +258,7 @@ class _Export:
                 text = str(row[3]) if row[3] is not None else self._string(row[4])
                 match = _EMIT_NVTX.match(text)
                 name = match[1] if match else text
-                kinds.append(columns.OPERATOR if "::" in name or name != text else columns.ANNOTATION)
+                kinds.append(gpu_events.OPERATOR if "::" in name or name != text else gpu_events.ANNOTATION)
                 names.append(parts.names[name])
                 details.append(parts.details[match[2]] if match and match[2] else -1)
             parts.add(

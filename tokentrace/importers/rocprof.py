@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 import numpy as np
 
+from tokentrace import gpu_events
 from tokentrace.errors import UsageError
 from tokentrace.importers import _rocprof_salvage, _source, columns
 from tokentrace.importers.columns import NONE, Array, Events, Lost, Parts
@@ -182,7 +183,7 @@ def _tool(parts: Parts, number: int, tool: _Tool, lost: Lost) -> None:
     dispatches = _records(tool, "kernel_dispatch", lost)
     info = [record.dispatch_info for record in dispatches]
     parts.add(
-        columns.KERNEL,
+        gpu_events.KERNEL,
         *_times(dispatches),
         name=_codes(parts.names, [symbols.get(i.kernel_id) or f"kernel {i.kernel_id}" for i in info]),
         track=_codes(parts.tracks, [("gpu", i.agent_id.handle) for i in info]),
@@ -193,7 +194,7 @@ def _tool(parts: Parts, number: int, tool: _Tool, lost: Lost) -> None:
     )
     copies = _records(tool, "memory_copy", lost)
     parts.add(
-        columns.MEMCPY,
+        gpu_events.MEMCPY,
         *_times(copies),
         name=_codes(parts.names, ["Memcpy " + operation(r).removeprefix("MEMORY_COPY_").lower() for r in copies]),
         track=_codes(parts.tracks, [("gpu", _agent(r)) for r in copies]),
@@ -202,7 +203,7 @@ def _tool(parts: Parts, number: int, tool: _Tool, lost: Lost) -> None:
         correlation=keys(copies),
         bytes=np.array([r.bytes if r.bytes < 2**63 else -1 for r in copies], np.int64),
     )
-    for kind, names in ((columns.RUNTIME, _HIP), (columns.ANNOTATION, _MARKER)):
+    for kind, names in ((gpu_events.RUNTIME, _HIP), (gpu_events.ANNOTATION, _MARKER)):
         for key in names:
             records = _records(tool, key, lost)
             parts.add(

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tokentrace.importers import _spanning, columns, host
+from tokentrace import gpu_events
+from tokentrace.importers import _spanning, host
 from tokentrace.importers._analysis import Analysis
 from tokentrace.importers.columns import Array
 from tokentrace.importers.jit_logs import JitLog
@@ -45,7 +46,7 @@ class Builder:
 
     def add(self, label: str, found: Analysis) -> None:
         trace, events = self.trace, found.events
-        inner = np.flatnonzero(events.kind != columns.ENVELOPE)
+        inner = np.flatnonzero(events.kind != gpu_events.ENVELOPE)
         if not len(inner):
             return
         low = events.absolute(int(events.start[inner].min()))
@@ -143,7 +144,7 @@ class _Lane:
 
     def _process(self, row: int) -> str:
         events = self.found.events
-        if events.kind[row] < columns.GPU_KINDS:
+        if events.kind[row] < gpu_events.GPU_KINDS:
             key = f"{self.prefix}gpu {events.devices[int(events.device[row])]}"
             facts: dict[str, Any] = {"hw.type": "gpu", "hw.id": events.devices[int(events.device[row])]}
         else:
@@ -189,10 +190,10 @@ class _Lane:
         wanted[list(self.span_of)] = True
         above = host.nearest(found.tree.parent, wanted)
         step_of = _spanning.step_at(found)
-        calls = np.bincount(events.name[events.rows(columns.OPERATOR)], minlength=len(events.names))
+        calls = np.bincount(events.name[events.rows(gpu_events.OPERATOR)], minlength=len(events.names))
         queue = found.tree.rows[chosen[found.tree.rows]]
         loads = found.measures.loads
-        outside = loads[chosen[loads] & (events.kind[loads] == columns.OVERHEAD)]
+        outside = loads[chosen[loads] & (events.kind[loads] == gpu_events.OVERHEAD)]
         for row in np.concatenate((queue, outside)).tolist():
             if row in self.span_of:
                 continue
@@ -247,8 +248,8 @@ class _Lane:
         attributes = {"tokentrace.duration_ns": length}
         if events.correlation[row] >= 0:
             attributes["tokentrace.kernel.correlation"] = int(events.correlation[row])
-        kind = "sync" if columns.BLOCKING_SYNC.match(text) else "launch"
-        if columns.GRAPH_LAUNCH.match(text):
+        kind = "sync" if gpu_events.BLOCKING_SYNC.match(text) else "launch"
+        if gpu_events.GRAPH_LAUNCH.match(text):
             attributes["tokentrace.kernel.graph"] = True
         return f"{kind} {host.short(text, _NAME_LIMIT)}", attributes
 
@@ -271,7 +272,7 @@ class _Lane:
         start, end = int(events.start[row]), int(events.end[row])
         parent = self._step_parent(step, start, end)
         text = events.names[int(events.name[row])]
-        kernel = events.kind[row] == columns.KERNEL
+        kernel = events.kind[row] == gpu_events.KERNEL
         attributes: dict[str, Any] = {
             "tokentrace.kernel.name": text[:_TEXT_LIMIT],
             "tokentrace.kernel.stream": events.streams[int(events.stream[row])],
@@ -289,7 +290,7 @@ class _Lane:
         links = []
         if call >= 0:
             attributes["tokentrace.join"] = "correlation_id"
-            if columns.GRAPH_LAUNCH.match(events.names[int(events.name[call])]):
+            if gpu_events.GRAPH_LAUNCH.match(events.names[int(events.name[call])]):
                 attributes["tokentrace.kernel.graph"] = True
             else:
                 attributes["tokentrace.kernel.queue_ns"] = max(0, start - int(events.start[call]))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tokentrace.importers import columns
+from tokentrace import gpu_events
 from tokentrace.importers.columns import Array, Events
 from tokentrace.importers.join import Joined, holder
 
@@ -57,7 +57,7 @@ class Steps:
 
 
 def find(events: Events, joined: Joined) -> Steps:
-    hosts = events.rows(columns.ANNOTATION, columns.OPERATOR)
+    hosts = events.rows(gpu_events.ANNOTATION, gpu_events.OPERATOR)
     known = np.fromiter((any(p.match(name) for p in _KNOWN) for name in events.names), np.bool_, len(events.names))
     rows = hosts[known[events.name[hosts]]]
     inferred = False
@@ -95,7 +95,7 @@ def find(events: Events, joined: Joined) -> Steps:
 
 def _outermost_annotations(events: Events, joined: Joined) -> Array:
     """User annotations of the thread that launches most, without those that are parts of a step by their name."""
-    rows = events.rows(columns.ANNOTATION)
+    rows = events.rows(gpu_events.ANNOTATION)
     part = events.names_with(_PART)
     rows = rows[~part[events.name[rows]]]
     launches = joined.all_launches
@@ -160,7 +160,7 @@ def _assign(events: Events, steps: list[Step], rows: Array, calls: Array) -> Arr
     _place(result, rest, events.start[calls[rest]], np.arange(len(steps)), start, end)
     without = np.flatnonzero(calls < 0)
     if len(without):
-        marks = events.rows(columns.GPU_ANNOTATION)
+        marks = events.rows(gpu_events.GPU_ANNOTATION)
         by_name = {step.name: number for number, step in enumerate(steps)}
         for mark in marks.tolist():
             number = by_name.get(events.names[int(events.name[mark])])
