@@ -43,7 +43,7 @@ OUTSIDE: dict[str, tuple[tuple[str, ...], str, str]] = {
     "E10": (("TT610",), "real", "queued behind others, with the time to the first token"),
     "E11": (("TT616",), "real", "whether the request's id comes back; joining is done by run and attach"),
     "E13": (("TT616",), "real", "an id named anew is told"),
-    "E14": ((), "open", "the packages of the server's environment are not looked into"),
+    "E14": (("TT616",), "real", "told to trace, without OpenTelemetry in the server's environment"),
     "O02": ((), "elsewhere", "every export splits batches by bytes and proves what arrived; TT002 tells of a refusal"),
     "O03": (("TT880",), "real", "the server's clock against this one; traces use one clock"),
     "O04": ((), "elsewhere", "records leave a process while it runs"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +232,41 @@ def test_the_same_tokenizer_here_and_there(tmp_path: Path) -> None:
             found = look(server.url + "/v1")
             assert "TT706" in ids(found, status), found.examination.results
     assert "from position 3 on" in detail(found, "TT706")
+
+
+_SERVER = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(404); self.send_header("content-length", "0"); self.end_headers()
+    do_POST = do_GET
+server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+def test_a_server_that_shall_trace_without_the_packages(tmp_path: Path) -> None:
+    """A real process in an environment of its own that is nearly empty."""
+    venv.create(tmp_path / "venv", symlinks=True, with_pip=False)
+    script = tmp_path / "vllm_server.py"
+    script.write_text(_SERVER)
+    arguments = [
+        str(tmp_path / "venv" / "bin" / "python"),
+        str(script),
+        "--otlp-traces-endpoint",
+        "http://127.0.0.1:4317",
+    ]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        url = f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
+        found = look(url)
+        site = next((tmp_path / "venv" / "lib").glob("python3*")) / "site-packages" / "opentelemetry" / "sdk"
+        site.mkdir(parents=True)
+        with_packages = look(url)
+    finally:
+        process.kill()
+        process.wait()
+    assert "TT616" in ids(found, "warn") and "no OpenTelemetry SDK" in detail(found, "TT616")
+    assert "TT616" not in ids(with_packages, "warn")

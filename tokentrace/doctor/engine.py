@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 from tokentrace.client.causes import one_line
 from tokentrace.doctor.check import Check, Result, Situation, ok, unknown, warn
+from tokentrace.doctor.machine import command, torches
+from tokentrace.doctor.machine.situation import view_of
 from tokentrace.doctor.readings import NAME, SAMPLER, engines
 from tokentrace.doctor.request import engine_progress
 from tokentrace.exchange import Exchange
@@ -15,6 +17,7 @@ from tokentrace.probes._metrics import Change, Engine
 from tokentrace.wording import listed
 
 #: Where these figures have other names, the engine's version decides which.
+_TRACE_FLAGS = ("otlp-traces-endpoint", "enable-trace")  # vLLM's and SGLang's
 _WANTED = {"running": "requests that run", "waiting": "requests that wait", "kv_usage": "use of the KV cache"}
 
 
@@ -200,14 +203,19 @@ def _cached_tokens(x: Exchange | None) -> int | None:
 
 def _tracing(s: Situation) -> Iterable[Result]:
     """Can what the server does be joined to the request? By the id that comes back with the reply."""
+    packages = _without_packages(s)
+    if packages is not None:
+        yield packages
+        return
     x = s.live.first if s.live is not None else None
     if x is None or not x.complete:
         yield unknown("TT616", "no request was answered, so its ids could not be followed")
         return
     sent = f"tokentrace-{x.span_id:016x}"
-    echoed = x.response_headers.get("x-request-id", "")
-    if sent in x.response_id or echoed == sent:
-        yield ok("TT616", "the server keeps the request id that is sent: what it records can be joined to a request")
+    flag = _flag(s)
+    if sent in x.response_id or x.response_headers.get("x-request-id", "") == sent:
+        follows = "" if flag is None else " and follows traceparent" if flag else " and drops traceparent"
+        yield ok("TT616", f"the server keeps the request id that is sent{follows}: its records can be joined to it")
     else:
         shown = one_line(x.response_id, 40) or "none"
         yield unknown(
@@ -216,6 +224,30 @@ def _tracing(s: Situation) -> Iterable[Result]:
             "vLLM drops traceparent unless it runs with --otlp-traces-endpoint",
             f"its id: {shown}",
         )
+
+
+def _flag(s: Situation) -> bool | None:
+    """Was vLLM started to follow traces? None when its command line is not known."""
+    if s.pid is None or not s.here:
+        return None
+    asked = command.parse(view_of(s).command)
+    return any(name in asked for name in _TRACE_FLAGS) if asked.engine else None
+
+
+def _without_packages(s: Situation) -> Result | None:
+    """A warning when the server is told to trace and its environment lacks the packages for that."""
+    if not _flag(s):
+        return None
+    view = view_of(s)
+    folders = torches.folders_of(view)
+    if view.hidden or not folders or any(view.exists(f"{folder}/opentelemetry/sdk") for folder in folders):
+        return None
+    return warn(
+        "TT616",
+        f"{view.whose} is told to send traces, and its environment has no OpenTelemetry SDK",
+        "pip install opentelemetry-sdk opentelemetry-exporter-otlp into the server's environment",
+        *folders[:4],
+    )
 
 
 _LIVE_ENGINES = (

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from tokentrace.client.causes import one_line
+from tokentrace.client.causes import CAUSES, one_line
 from tokentrace.doctor import live as live_call
-from tokentrace.doctor.check import Check, Live, Result, Sampler, Situation, skip, unknown
+from tokentrace.doctor.check import ENGINE_DOWN, Check, Live, Result, Sampler, Situation, skip, unknown
 from tokentrace.doctor.look import look
 from tokentrace.errors import TokentraceError
 
@@ -30,6 +30,8 @@ _LOOK_S = 2.0
 _STATIC_S = 2.0
 #: The live call is held back this long for the checks before it, so that the machine is idle when that is measured.
 _QUIET_S = 0.7
+#: When the cause is found already, slow checks of the machine get this much more.
+_SETTLED_S = 0.5
 
 
 @dataclass(slots=True)
@@ -71,8 +73,9 @@ class _CheckJob:
         self._seconds = check.seconds
         self._job = _Job(check.id, lambda: self._found.extend(_looked(check, situation)))
 
-    def wait(self, until: float) -> None:
-        self._job.wait(min(self._end, until) - time.monotonic())
+    def wait(self, until: float) -> bool:
+        """Has it ended by then?"""
+        return self._job.wait(min(self._end, until) - time.monotonic())
 
     def results(self, latest: float) -> list[Result]:
         """Of a check that ended; `unknown` of one that did not by then, or broke."""
@@ -164,7 +167,17 @@ class _Stages:
         if looking is not None:
             looking.wait(self._latest - time.monotonic())
         self._gather([_CheckJob(c, situation) for c in (*asked, *alive)])
+        if self._settled():
+            beside = [job for job in beside if job.wait(time.monotonic() + _SETTLED_S) or self._leave(job)]
         self._gather(beside)
+
+    def _settled(self) -> bool:
+        """Did the request fail for a reason that no check of this machine could explain?"""
+        return any(r.status == "fail" and r.id in CAUSES and r.id not in ENGINE_DOWN for r in self._results)
+
+    def _leave(self, job: _CheckJob) -> bool:
+        self._results.append(unknown(job.check.id, "not waited for: the request failed for another reason"))
+        return False
 
     def close(self) -> None:
         """End the local engine, if it was started."""

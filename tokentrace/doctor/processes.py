@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
 from tokentrace.client.urls import bracketed, is_loopback
 from tokentrace.errors import UsageError
 
-_MODEL_FLAGS = ("--model", "--model-path", "-m", "--model-id")
-
 
 def is_here(host: str) -> bool:
     """Is this one of this machine's own addresses? A forwarded port may still lead elsewhere."""
     import psutil
 
-    if is_loopback(host):
+    if is_loopback(host) or host.lower() == socket.gethostname().lower():
         return True
     try:
         wanted = ipaddress.ip_address(host.strip("[]").partition("%")[0])
@@ -84,16 +83,12 @@ def model_of(pid: int) -> str:
     """The model folder that its command line names, "" when there is none on this machine."""
     import psutil
 
+    from tokentrace.doctor.machine import command
+
     try:
-        arguments = psutil.Process(pid).cmdline()
-        cwd = Path(psutil.Process(pid).cwd())
+        process = psutil.Process(pid)
+        model, cwd = command.parse(process.cmdline()).model, Path(process.cwd())
     except (psutil.Error, OSError):
         return ""
-    for number, argument in enumerate(arguments):
-        name, equals, value = argument.partition("=")
-        if name in _MODEL_FLAGS:
-            value = value if equals else next(iter(arguments[number + 1 : number + 2]), "")
-            folder = cwd / value
-            if value and folder.is_dir():  # `python -m module` is no model
-                return str(folder)
-    return ""
+    folder = cwd / model
+    return str(folder) if model and folder.is_dir() else ""
