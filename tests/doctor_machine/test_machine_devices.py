@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from machine_trees import Machine, as_nobody, by_id, situation
 
@@ -141,6 +141,7 @@ def test_what_a_variable_leaves_of_three_cards(value: str, chosen: tuple[int, ..
 
 
 @given(st.text(max_size=60), st.integers(0, 9))
+@example("²", 3)  # a digit to str.isdigit, not to int
 def test_any_value_gives_cards_that_exist_once_each(value: str, count: int) -> None:
     found = visible.select("HIP_VISIBLE_DEVICES", value, [f"GPU-{i}{i}{i}{i}" for i in range(count)])
     chosen = found.chosen or ()

@@ -80,7 +80,7 @@ def _nvidia(found: Hardware, around: Surroundings) -> Problem | None:
     if not found.nvidia_driver:
         return None
     nodes = [n for n in found.nodes if n.path.startswith("/dev/nvidia")]
-    gpu_nodes = [n for n in nodes if n.path[len("/dev/nvidia") :].isdigit()]
+    gpu_nodes = [n for n in nodes if n.path[len("/dev/nvidia") :].isdecimal()]
     refused = [n.path for n in nodes if not n.usable]
     if refused:
         fix = f"sudo chmod a+rw {' '.join(refused)}, or add this user to the group that owns them"

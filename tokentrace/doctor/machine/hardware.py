@@ -119,7 +119,7 @@ def _nvidia_cards(view: View) -> list[Card]:
         lines = view.text(f"{_NVIDIA}/gpus/{address}/information").splitlines()
         facts = {name.strip(): value.strip() for name, colon, value in (line.partition(":") for line in lines) if colon}
         minor = facts.get("Device Minor", "")
-        index = int(minor) if minor.isdigit() else len(found)
+        index = int(minor) if minor.isdecimal() else len(found)
         found.append(Card("NVIDIA", index, facts.get("Model", ""), facts.get("GPU UUID", ""), address))
     return sorted(found, key=lambda card: card.index)
 
@@ -127,9 +127,9 @@ def _nvidia_cards(view: View) -> list[Card]:
 def _amd_cards(view: View) -> list[Card]:
     base = "/sys/class/kfd/kfd/topology/nodes"
     found: list[Card] = []
-    for node in sorted(view.names(base), key=lambda n: int(n) if n.isdigit() else -1):
+    for node in sorted(view.names(base), key=lambda n: int(n) if n.isdecimal() else -1):
         pairs = (line.split() for line in view.text(f"{base}/{node}/properties").splitlines())
-        facts = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+        facts = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
         if not facts.get("simd_count"):
             continue  # a processor
         minor = facts.get("drm_render_minor", 0)
@@ -145,7 +145,7 @@ def _amd_cards(view: View) -> list[Card]:
 
 def _number(view: View, path: str) -> int | None:
     text = view.text(path).strip()
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None
 
 
 def gfx_target(version: int) -> str:

@@ -218,7 +218,7 @@ def _holders(view: View) -> dict[tuple[int, int], int]:
 
 def _names() -> Iterator[tuple[int, str]]:
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
+        if entry.name.isdecimal():
             try:
                 yield int(entry.name), (entry / "comm").read_text(errors="replace").strip()
             except OSError:

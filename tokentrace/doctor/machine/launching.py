@@ -39,7 +39,7 @@ def judge(asked: Command, view: View) -> list[Result]:
     evidence = [f"--tensor-parallel-size {ranks}"]
     if "enforce-eager" in asked and asked.get("enforce-eager").lower() != "false":
         detail = "--enforce-eager: every decode step launches its kernels one by one, and the GPU waits in between"
-        if ranks.isdigit() and int(ranks) > 1:
+        if ranks.isdecimal() and int(ranks) > 1:
             layers = command.model_config(view, asked.model).get("hidden_size")
             if isinstance(layers, int):
                 evidence.append(f"hidden size {layers}: {layers // int(ranks)} a rank")
@@ -49,7 +49,7 @@ def judge(asked: Command, view: View) -> list[Result]:
     most = asked.get("max-num-seqs")
     if sizes is None:
         return [unknown("TT304", "the list of captured batch sizes in the command cannot be read")]
-    if sizes and most.isdigit() and int(most) > max(sizes):
+    if sizes and most.isdecimal() and int(most) > max(sizes):
         detail = f"batches of {max(sizes) + 1} to {most} requests have no captured graph and run kernel by kernel"
         fix = f"add {most} to the captured sizes, or --max-num-seqs {max(sizes)}"
         return [warn("TT304", detail, fix, f"captured: {listed([str(s) for s in sizes], 12)}", *evidence)]

@@ -53,7 +53,7 @@ def counters(situation: Situation, view: View) -> Iterable[Result]:
     ]
     evidence = [f"RmProfilingAdminOnly is {int(only_admins)}", f"{view.whose} has {listed(names) or 'neither right'}",
                 *evidence]  # fmt: skip
-    if paranoid.lstrip("-").isdigit() and int(paranoid) > 2:
+    if paranoid.lstrip("-").isdecimal() and int(paranoid) > 2:
         evidence.append("nsys cannot sample processor stacks; sudo sysctl kernel.perf_event_paranoid=2 would allow it")
     new_enough = torches.numbers(there.nvidia_driver) >= _PERFMON_DRIVER
     if not only_admins or "CAP_SYS_ADMIN" in names or ("CAP_PERFMON" in names and new_enough):
@@ -136,7 +136,7 @@ def holders(situation: Situation, view: View) -> Iterable[Result]:
 def profilers() -> Iterator[tuple[int, str]]:
     """(pid, name) of known profilers on this machine, as far as its processes can be seen."""
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
+        if entry.name.isdecimal():
             try:
                 name = (entry / "comm").read_text(errors="replace").strip()
             except OSError:

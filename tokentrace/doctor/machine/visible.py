@@ -68,7 +68,7 @@ def select(variable: str, value: str, uuids: Sequence[str]) -> Selection:
 
 
 def _index(entry: str, uuids: Sequence[str]) -> int | None:
-    if entry.isdigit():
+    if entry.isdecimal():
         return int(entry) if int(entry) < len(uuids) else None
     matches = [i for i, uuid in enumerate(uuids) if len(entry) > 4 and uuid.startswith(entry)]
     return matches[0] if len(matches) == 1 else None
