@@ -45,7 +45,7 @@ def test_agrees_with_the_servers_own_histograms(target: Target, concurrency: int
         assert ours.mean is not None
         assert means[theirs] - 5e6 <= ours.mean <= 1.25 * means[theirs] + 40e6, theirs
     # Gaps need no common start. The engine counts one for the end mark too, which has no chunk of its own.
-    assert figures["mean_inter_token"].mean == pytest.approx(means["time_per_output_token"], rel=0.3)
+    assert figures["inter_token"].mean == pytest.approx(means["time_per_output_token"], rel=0.3)
 
 
 def test_the_engine_bounds_what_is_said(target: Target) -> None:

@@ -14,8 +14,9 @@ class Measured:
     due; `delay_ns` is how much later it was sent.
 
     `between_ns`: distances of consecutive chunks with text, which may hold several tokens each. `mean_between_ns`: from
-    the first token to the last, by token where the server counted them, else by chunk. `wait_ns`: from the request
-    sent to its first token, without connecting. `cpu_ns`: processor time that this client spent on it.
+    the first token to the reply's end over the tokens after the first, as the server counted them, else the mean gap.
+    `wait_ns`: from the request sent to its first token, without connecting. `cpu_ns`: processor time that this client
+    spent on it.
     """
 
     target: int
@@ -51,8 +52,12 @@ def measure(job: Job, exchange: Exchange, due_ns: int | None, cpu_ns: int) -> Me
     error = exchange.error
     mean: float | None = None
     if len(times) > 1:
-        spread = times[-1] - times[0]
-        mean = 1e9 / told.tokens_per_s if told.tokens_per_s else spread / (len(times) - 1)
+        # To the end, not to the last text: the end mark is a counted token that took a step and has no text.
+        counted = told.output_tokens is not None and told.output_tokens > 1 and told.tokens_per_s is not None
+        mean = (exchange.end_ns - times[0]) / (told.output_tokens - 1) if counted and told.output_tokens else None
+    rate = 1e9 / mean if mean and exchange.streamed else None
+    if mean is None and len(times) > 1:
+        mean = (times[-1] - times[0]) / (len(times) - 1)
     sent = next((p.end_ns for p in reversed(exchange.phases) if p.name == "send"), None)
     return Measured(
         target=job.target,
@@ -69,7 +74,7 @@ def measure(job: Job, exchange: Exchange, due_ns: int | None, cpu_ns: int) -> Me
         input_tokens=exchange.input_tokens,
         output_tokens=exchange.output_tokens,
         chunks=told.text_chunks,
-        tokens_per_s=told.tokens_per_s if exchange.streamed else None,
+        tokens_per_s=rate,
         ok=error is None and exchange.complete,
         check=error.check or "unknown" if error is not None else "" if exchange.complete else "unknown",
         error=str(error) if error is not None else "" if exchange.complete else "the reply did not come to its end",
