@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import orjson
 import pytest
@@ -114,20 +116,48 @@ def test_attaching_again_and_again_disturbs_no_stream(server: VllmServer, plain:
     assert server.answers() and attach.find(server.url).sockets == {}
 
 
-def test_the_command_traces_a_prompt_and_leaves(server: VllmServer, tmp_path: object) -> None:
-    command = [sys.executable, "-c", "from tokentrace.cli import main; main()", "attach", server.url, "Hi"]
-    done = subprocess.run(
-        [*command, "--json", "--max-tokens", "5", "--out", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "depth: injected" in done.stderr and "API server" in done.stderr
-    report = orjson.loads(done.stdout)
-    assert report["tokens"]["output"] == 5
+def tokentrace(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", "from tokentrace.cli import main; main()", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_command_traces_a_prompt_and_leaves(server: VllmServer, tmp_path: Path) -> None:
+    one_of_them = str(attach.find(server.url).processes[-1].pid)
+    for where in ((server.url, "Hi"), ("--pid", one_of_them, "Hi")):
+        process = tokentrace("attach", *where, "--json", "--max-tokens", "5", "--out", str(tmp_path / where[0][-5:]))
+        out, err = process.communicate(timeout=200)
+        assert process.returncode == 0, err
+        assert "depth: injected" in err and "API server" in err
+        report = orjson.loads(out)
+        assert report["tokens"]["output"] == 5
+        assert attach.find(server.url).sockets == {}
+
+
+def test_the_command_watches_the_requests_of_others(server: VllmServer, tmp_path: Path) -> None:
+    process = tokentrace("attach", server.url, "--requests", "2", "--json", "--out", str(tmp_path))
+    streams = []
+    while process.poll() is None and len(streams) < 40:
+        streams.append(Stream(server.url, "A secret: zanzibar", 8))
+        streams[-1].end()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    document = orjson.loads(out)
+    assert document["schema"] == "tokentrace.attach/1" and document["depth"] == "injected"
+    assert [row["reply_tokens"] for row in document["requests"]] == [8, 8]
+    assert "zanzibar" not in out and all(b"zanzibar" not in one.read_bytes() for one in tmp_path.rglob("*.jsonl"))
+
+
+def test_ctrl_c_while_watching_keeps_what_was_seen(server: VllmServer, tmp_path: Path) -> None:
+    process = tokentrace("attach", server.url, "--for", "10m", "--out", str(tmp_path))
+    while not list(tmp_path.rglob("report.json")):
+        Stream(server.url, "Hi", 4).end()
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "interrupted" in err and "seen" in out
     assert attach.find(server.url).sockets == {}
+    assert server.answers()
 
 
 def test_a_second_tokentrace_is_refused(server: VllmServer) -> None:

@@ -131,7 +131,7 @@ def _put_in(attached: Attached, method: str) -> None:
     """Into the processes that have none. What stands against one process leaves the others as they are."""
     have = {one.process.pid for one in attached.inside}
     missing = [one for one in attached.found.processes if one.pid not in have]
-    # Nothing is put anywhere before all were looked at: half a server is worth less than a clear reason.
+    # Nothing is put anywhere before all were looked at, so that what is refused is told of a server as it was.
     against = {one.pid: obstacle(one, only_hard=method != "auto") for one in missing}
     for process in missing:
         stands = against[process.pid]

@@ -128,8 +128,11 @@ def command(
         return
     if method == "gdb" and expected.depth == "injected":
         click.echo("warning: a debugger stops the whole server for up to 2 s in each of its processes", err=True)
+    to = _reached(found, endpoint, key, model, profile, config, timeout)
+    if to is None and not watching:
+        raise UsageError("this process listens on no port, so a prompt cannot be sent", fix="watch it: --for 30s")
     settings = workflow.Settings(
-        _reached(found, endpoint, key, model, profile, config, timeout),
+        to,
         once=once,
         detail=detail,
         out=Path(out) if out else None,
