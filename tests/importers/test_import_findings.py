@@ -98,3 +98,16 @@ def test_a_training_that_asks_for_memory_is_read_right() -> None:
 def test_pauses_outside_all_events_are_read_right() -> None:
     text = told(recordings.large("segment-anything-fast/a100_sam_amg_triton.json.gz"))
     assert "while the launching thread did nothing that was recorded" in text
+
+
+def test_host_work_before_the_first_kernel_is_told_apart_from_gaps(tmp_path: Path) -> None:
+    rows = [op("aten::prepare", -1000, 990), *launches(40, 10, 9)]
+    text = told(trace_file(tmp_path / "t.json", rows))
+    assert "The GPU ran nothing for the first 1.00 ms" in text and "the first launch came after 1.00 ms" in text
+    assert "aten::prepare 990 µs" in text
+    assert "ran nothing" not in told(trace_file(tmp_path / "u.json", launches(40, 10, 9)))
+
+
+def test_a_decode_step_that_waits_for_its_graph_launch_is_read_right() -> None:
+    text = told(recordings.SMALL / "mi300_vllm_decode_full_graph_step.json.gz")
+    assert "The GPU ran nothing for the first 8.37 ms, 44 % of the recording" in text

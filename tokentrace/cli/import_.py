@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 #: An import that takes no longer shows no progress.
 _QUIET_S = 1.0
+_STEPS_SHOWN = 8
 
 
 @click.command("import")
@@ -229,9 +230,29 @@ def _print(imported: Imported) -> None:
     click.echo(f"GPU busy {busy:.3f} ms of {span:.3f} ms; idle share {_idle(figures)}")
     for kernel in figures["top_kernels"][:5]:
         click.echo(f"  {kernel['total_ns'] / 1e6:10.3f} ms  {kernel['count']:6d} x  {kernel['name'][:90]}")
+    for step in imported.steps[:_STEPS_SHOWN]:
+        click.echo(f"  {_step(step)}")
+    if len(imported.steps) > _STEPS_SHOWN:
+        click.echo(f"  … {len(imported.steps) - _STEPS_SHOWN} more steps, see --json")
     if lost["events"] or lost["reason"]:
         click.echo(f"lost: {lost['events']} events, {lost['reason']}")
     _print_findings(imported.findings)
+
+
+def _step(step: dict[str, Any]) -> str:
+    """One line on a step: what it was, how busy the device was, and what it and the host waited for."""
+    what = str(step.get("phase") or "")
+    sizes = ", ".join(f"{key} {step[key]}" for key in ("batch", "tokens") if step.get(key))
+    name = f"{step['lane']} " if step.get("lane") else ""
+    name += f"step {step['index']}" + (f" ({', '.join(filter(None, (what, sizes)))})" if what or sizes else "")
+    told = [f"{step['span_ns'] / 1e6:.3f} ms", f"busy {step['busy_ns'] / 1e6:.3f} ms", f"{step['kernels']} kernels"]
+    if step["graph_kernels"]:
+        told.append(f"{step['graph_kernels']} in graphs")
+    if step["starved_ns"]:
+        told.append(f"waiting for launches {step['starved_ns'] / 1e6:.3f} ms")
+    if step["blocked_ns"]:
+        told.append(f"host blocked {step['blocked_ns'] / 1e6:.3f} ms")
+    return f"{name}: {', '.join(told)}"
 
 
 def _print_findings(findings: list[Finding]) -> None:

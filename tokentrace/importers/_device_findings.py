@@ -126,6 +126,30 @@ def clocks(found: Analysis) -> Iterator[Finding]:
         )
 
 
+def before_the_first(found: Analysis) -> Iterator[Finding]:
+    """Host work before the device had anything to do: no gap between kernels shows it."""
+    events, joined, measures = found.events, found.joined, found.measures
+    if not len(joined.all_launches) or measures.early_kernels or measures.captured:
+        return
+    work = np.concatenate((joined.kernels, joined.copies))
+    rows = np.flatnonzero(events.kind != gpu_events.ENVELOPE)
+    if not len(work):
+        return
+    begin, first = int(events.start[rows].min()), int(events.start[work].min())
+    span = found.figures["span_ns"]
+    if first - begin < 0.2 * span:
+        return
+    launch = joined.all_launches[int(events.start[joined.all_launches].argmin())]
+    did = host.doing(events, found.tree, int(events.track[launch]), begin, first)
+    yield Finding(
+        3,
+        f"The GPU ran nothing for the first {duration(first - begin)}, {share(first - begin, span)} of the recording; "
+        f"the first launch came after {duration(int(events.start[launch]) - begin)}.",
+        "host: " + (", ".join(f"{name} {duration(ns)}" for name, ns in did) or "nothing that was recorded"),
+        "look at what the host prepares before the first launch",
+    )
+
+
 def _name(found: Analysis, row: int, limit: int = 70) -> str:
     return host.short(found.events.names[int(found.events.name[row])], limit)
 

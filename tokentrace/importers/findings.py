@@ -17,9 +17,11 @@ from tokentrace.wording import duration
 def findings(found: Analysis) -> list[Finding]:
     """In the order to read them: what is missing, how busy the device was, why it was not, then who took the time."""
     result: list[Finding] = []
-    for part in (_lost, _missing, device.busy, device.copies, device.launch_bound, device.clocks, device.gaps,
-                 device.waits, device.memory, of_host.host_time, device.graphs, device.collectives, of_host.jit,
-                 of_host.operators, device.kernels, _steps):  # fmt: skip
+    for part in (
+        *(_lost, _missing, device.busy, device.copies, device.launch_bound, device.clocks, device.before_the_first),
+        *(device.gaps, device.waits, device.memory, of_host.host_time, device.graphs, device.collectives, of_host.jit),
+        *(of_host.operators, device.kernels, _steps),
+    ):
         result += part(found)
     return result
 
