@@ -79,6 +79,21 @@ def test_a_sqlite_file_of_another_kind(tmp_path: Path) -> None:
     assert "no Nsight Systems export" in refused(tmp_path / "x.sqlite")
 
 
+def test_a_sqlite_schema_with_damaged_names_is_refused(tmp_path: Path) -> None:
+    import sqlite3
+
+    path = tmp_path / "x.sqlite"
+    with sqlite3.connect(path) as database:
+        database.execute("create table CUPTI_ACTIVITY_KIND_KERNEL (start, end)")
+    content = path.read_bytes()
+    path.write_bytes(
+        content.replace(b"CREATE TABLE CUPTI_ACTIVITY", b"CREATE TABxE C\xda\xffPTI_ACTIVITY").replace(
+            b"CUPTI_ACTIVITY_KIND_KERNELC", b"C\xda\xffTI_ACTIVITY_KIND_KERNELC"
+        )
+    )
+    assert "damaged sqlite file" in refused(path)
+
+
 def test_rows_of_an_nsys_export_without_a_time_are_counted(tmp_path: Path) -> None:
     import sqlite3
 

@@ -31,6 +31,8 @@ _MEMORY = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
 _RANGES = (59, 60, 70, 71)  # NvtxPushPopRange, NvtxStartEndRange and their text forms
 #: torch.autograd.profiler.emit_nvtx appends ", seq = 5, op_id = 314290, sizes = [[1, 2]]".
 _EMIT_NVTX = re.compile(r"^(.*?)(?:, seq = -?\d+)?(?:, op_id = -?\d+)?(?:, sizes = (\[.*\])[^\]]*)?$", re.DOTALL)
+#: sqlite puts damaged names into its messages as they are, and Python then fails to decode the message.
+_DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
 
 
 def read(
@@ -49,7 +51,7 @@ def read(
             with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro&immutable=1", uri=True)) as database:
                 database.text_factory = lambda raw: raw.decode("utf-8", "replace")
                 return _Export(database, path.name, lost, window_ns).read(file.stat().st_size, progress)
-        except sqlite3.DatabaseError as error:
+        except _DAMAGE as error:
             raise UsageError(
                 f"{path.name} is a damaged sqlite file: {columns.clean(str(error), 200)}",
                 fix="export it again with 'nsys export --type sqlite'",
@@ -108,7 +110,7 @@ class _Export:
         for done, read in enumerate(tables, 1):
             try:
                 read()
-            except sqlite3.DatabaseError as error:
+            except _DAMAGE as error:
                 self.lost.add(0, f"a table could not be read to its end: {columns.clean(str(error), 120)}")
             if progress:
                 progress(size * done // len(tables))
