@@ -100,3 +100,13 @@ def test_a_terminal_shows_the_bytes_read_when_it_takes_long() -> None:
     slow = f"from tokentrace.cli import import_; import_._QUIET_S = 0; {MAIN}"
     told = on_a_terminal(slow, TINY)
     assert " MB read …" in told and told.endswith("\r\x1b[2K|")
+
+
+def test_the_example_in_the_docs_is_what_the_program_prints() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "import.md").read_text()
+    shown = text.split("```")[1].strip().splitlines()
+    command = shown[0].removeprefix("$ tokentrace import ")
+    printed = run_import(recordings.SMALL / command).splitlines()
+    assert len(shown) - 1 == len(printed)
+    for line, real in zip(shown[1:], printed, strict=True):
+        assert real.startswith(line.removesuffix("…"))
