@@ -151,7 +151,7 @@ def parse_selection(text: str) -> frozenset[int]:
             first, last = int(match[1]), int(match[2] or match[1])
             chosen.update(by_number(n).number for n in _span(first, last))
         else:
-            chosen.add(by_id(part.replace("-", "_")).number)
+            chosen.add(by_id(part if re.search(r"\d", part) else part.replace("-", "_")).number)
     if not chosen:
         raise LayerError("no layer was given", fix="for example --layers 8-6,3")
     return frozenset(chosen)

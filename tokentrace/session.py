@@ -15,6 +15,7 @@ from tokentrace.client.settings import Endpoint
 from tokentrace.errors import EngineError, ProbeUnavailable, TokentraceError
 from tokentrace.exchange import Exchange
 from tokentrace.host import this_host
+from tokentrace.interrupts import held
 from tokentrace.layers import by_number
 from tokentrace.model import IdSource, Process, Record, Trace
 from tokentrace.probe import LayerState, Probe, ProbeContext
@@ -95,7 +96,12 @@ def run_passes(
         ui.progress(f"{name} pass" if len(passes) > 1 else "request")
         try:
             shown = ui if not exchanges else _WithoutText(ui)
-            one = _one_pass(ask, endpoint, context, agent, trace_id, ids.span_id(), shown)
+            one, interrupted = _one_pass(ask, endpoint, context, agent, trace_id, ids.span_id(), shown)
+        except KeyboardInterrupt:
+            if not done:
+                raise  # nothing was seen yet
+            interrupted = True
+            break
         except EngineError as error:  # the engine went away between two passes
             outcome_error = (failure() if failure is not None else None) or error
             if not done:
@@ -107,8 +113,7 @@ def run_passes(
         if one.exchange.error is not None:
             outcome_error = (failure() if failure is not None else None) or one.exchange.error
             break
-        if one.exchange.interrupted:
-            interrupted = True
+        if interrupted:
             break
     trace = stitch(
         done,
@@ -158,7 +163,8 @@ def _one_pass(
     trace_id: int,
     span_id: int,
     ui: Ui,
-) -> PassRecords:
+) -> tuple[PassRecords, bool]:
+    """What the pass left behind, and whether the user wants no further one."""
     from tokentrace.client.chat import chat
 
     start = time.time_ns()
@@ -173,6 +179,11 @@ def _one_pass(
             with contextlib.suppress(ProbeUnavailable):
                 agent.enable("select", {"trace_ids": [f"{trace_id:032x}"]})
                 selected = True
+        if ask.layers is not None:
+            for layer in layers_in_order(None):
+                if layer.number not in ask.layers:
+                    fix = f"add {layer.number} to --layers"
+                    states[layer.number] = LayerState(layer.number, "unseen", "left out by --layers", fix)
         for layer in layers_in_order(ask.layers):
             if layer.cost == "deep" and not context.deep:
                 states[layer.number] = LayerState(
@@ -189,18 +200,18 @@ def _one_pass(
             temperature=ask.temperature,
             on_text=ui.text,
         )
-    finally:
+    except BaseException:
+        _disarm(armed, agent, selected)
+        raise
+    with held() as interrupt:
+        _disarm(armed, agent, selected)
+        if agent is not None:
+            agent.end_pass(context.exchange.response_id)
+            context.request_id = _request_id(context)
+        records: list[Record] = []
         for probe in armed:
-            probe.disarm()
-        if agent is not None and selected:
-            agent.disable("select")
-    if agent is not None:
-        agent.end_pass(context.exchange.response_id)
-        context.request_id = _request_id(context)
-    records: list[Record] = []
-    for probe in armed:
-        _collect(probe, context, records, states)
-    return PassRecords(
+            _collect(probe, context, records, states)
+    left = PassRecords(
         context.pass_name,
         start,
         max(context.exchange.end_ns, start),
@@ -211,6 +222,14 @@ def _one_pass(
         {},
         context.exchange,
     )
+    return left, context.exchange.interrupted or interrupt.came
+
+
+def _disarm(armed: Sequence[Probe], agent: AnyAgent | None, selected: bool) -> None:
+    for probe in armed:
+        probe.disarm()
+    if agent is not None and selected:
+        agent.disable("select")
 
 
 def _arm(number: int, context: ProbeContext, armed: list[Probe], states: dict[int, LayerState]) -> None:

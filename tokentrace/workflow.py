@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokentrace import session
-from tokentrace.errors import ExportError, TokentraceError, UsageError
+from tokentrace.errors import ConfigError, ExportError, TokentraceError, UsageError
 from tokentrace.fold import BUDGET, fold
+from tokentrace.interrupts import held
 from tokentrace.report import Report, build
 
 if TYPE_CHECKING:
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from tokentrace.model import Trace
 
 MAX_PROMPT = 4_000_000
+MAX_LOCAL_TEMPERATURE = 2
 
 
 @dataclass(slots=True)
@@ -44,7 +48,7 @@ class Run:
     folded: Trace
     report: Report
     error: TokentraceError | None = None
-    export_error: TokentraceError | None = None
+    export_error: TokentraceError | None = None  # it could not be written or sent where that was asked for
     interrupted: bool = False
     folder: Path | None = None
     warnings: list[str] = field(default_factory=list)
@@ -53,6 +57,7 @@ class Run:
 def run(ask: session.Ask, settings: Settings, ui: session.Ui) -> Run:
     """Trace one prompt. Raises UsageError for a prompt that cannot be sent, EngineError without an engine."""
     check_prompt(ask)
+    check_settings(settings)
     if settings.endpoint is not None:
         if settings.cold_caches is not None:
             raise UsageError(
@@ -76,13 +81,28 @@ def check_prompt(ask: session.Ask) -> None:
         raise UsageError(f"the prompt has {len(ask.prompt)} characters", fix=f"at most {MAX_PROMPT} are sent")
 
 
+def check_settings(settings: Settings) -> None:
+    """What can be known to fail is told before anything is sent. Raises UsageError."""
+    from tokentrace import layers
+    from tokentrace.emit import check_target
+    from tokentrace.emit.otlp_target import OtlpTarget
+
+    layers.load()
+    if settings.output is not None:
+        check_target(settings.output)
+    if settings.otlp is not None:
+        OtlpTarget.from_env(settings.otlp)
+
+
 def conclude(outcome: session.Outcome, settings: Settings) -> Run:
     """Analyse a trace, save it and send it on, as the settings say."""
-    report = build(outcome.trace)
-    folded = outcome.trace if settings.detail else fold(outcome.trace, BUDGET)
-    report.spans = {"produced": len(folded), "recorded": len(outcome.trace)}
-    result = Run(outcome.trace, folded, report, outcome.error, interrupted=outcome.interrupted)
-    _deliver(result, settings)
+    with held() as interrupt:
+        report = build(outcome.trace)
+        folded = outcome.trace if settings.detail else fold(outcome.trace, BUDGET)
+        report.spans = {"produced": len(folded), "recorded": len(outcome.trace)}
+        result = Run(outcome.trace, folded, report, outcome.error, interrupted=outcome.interrupted)
+        _deliver(result, settings)
+        result.interrupted = result.interrupted or interrupt.came
     return result
 
 
@@ -92,28 +112,40 @@ def _local(ask: session.Ask, settings: Settings, ui: session.Ui) -> session.Outc
     from tokentrace.engines.local.cold import fresh_caches
     from tokentrace.engines.local.process import LocalEngine
 
+    if ask.temperature is not None and ask.temperature > MAX_LOCAL_TEMPERATURE:
+        raise UsageError(
+            f"the local engine takes a temperature of at most {MAX_LOCAL_TEMPERATURE}", fix="lower --temperature"
+        )
     env = fresh_caches(settings.cold_caches) if settings.cold_caches is not None else None
     passes = session.ONE_PASS if settings.once else session.THREE_PASSES
     progress: Callable[[str, float | None], None] = ui.progress
-    with LocalEngine.start(settings.model, compile=settings.compile, progress=progress, env=env) as engine:
-        endpoint = Endpoint(engine.base_url, model=engine.model_name)
-        if settings.timeout_s is not None:
-            endpoint = replace(endpoint, timeout_s=settings.timeout_s)
-        agent = AgentClient.connect(engine.agent_socket) if engine.agent_socket is not None else None
-        try:
-            return session.run_passes(
-                ask,
-                endpoint,
-                mode="local",
-                passes=passes,
-                ui=ui,
-                agent=agent,
-                engine_facts=engine.facts,
-                failure=engine.failure,
-            )
-        finally:
-            if agent is not None:
-                agent.close()
+    outcome: session.Outcome | None = None
+    try:
+        with LocalEngine.start(settings.model, compile=settings.compile, progress=progress, env=env) as engine:
+            endpoint = Endpoint(engine.base_url, model=engine.model_name)
+            if settings.timeout_s is not None:
+                endpoint = replace(endpoint, timeout_s=settings.timeout_s)
+            agent = AgentClient.connect(engine.agent_socket) if engine.agent_socket is not None else None
+            try:
+                outcome = session.run_passes(
+                    ask,
+                    endpoint,
+                    mode="local",
+                    passes=passes,
+                    ui=ui,
+                    agent=agent,
+                    engine_facts=engine.facts,
+                    failure=engine.failure,
+                )
+            finally:
+                if agent is not None:
+                    agent.close()
+    except KeyboardInterrupt:
+        if outcome is None:
+            raise
+        outcome.interrupted = True  # while the engine was being ended: the trace is whole
+    assert outcome is not None
+    return outcome
 
 
 def _deliver(result: Run, settings: Settings) -> None:
@@ -124,17 +156,22 @@ def _deliver(result: Run, settings: Settings) -> None:
     if settings.save:
         try:
             result.folder = runs.save(result.trace, result.folded, report, settings.out)
-        except UsageError as error:
+        except (UsageError, ExportError) as error:
             if settings.out is not None:
-                raise
-            result.warnings.append(f"{error}: the run is not saved")
+                result.export_error = error
+            else:
+                result.warnings.append(f"{error}: the run is not saved")
     if settings.output is not None:
         page = emit.format_of(settings.output) == "html" and len(result.trace) <= emit.MOST_ON_A_PAGE
-        emit.save(result.trace if page else result.folded, settings.output, report=report)
-        report.files.append(str(settings.output))
+        try:
+            emit.save(result.trace if page else result.folded, settings.output, report=report)
+            report.files.append(str(settings.output))
+        except (UsageError, ExportError) as error:
+            result.export_error = error
     _send(result, settings.otlp)
     if result.folder is not None:
-        runs.save_report(report, result.folder)
+        with contextlib.suppress(UsageError):  # the report that was saved with the run lacks only what was sent
+            runs.save_report(report, result.folder)
 
 
 def _send(result: Run, endpoint: str | None) -> None:
@@ -145,13 +182,21 @@ def _send(result: Run, endpoint: str | None) -> None:
         return
     from tokentrace.emit.otlp_send import send
 
-    delivery = send(result.folded, OtlpTarget.from_env(endpoint or ""))
+    try:
+        target = OtlpTarget.from_env(endpoint or "")
+    except ConfigError as error:
+        if endpoint is not None:
+            raise
+        result.warnings.append(f"the trace was not sent: {error}: {error.fix}")
+        return
+    delivery = send(result.folded, target)
     result.report.spans.update(accepted=delivery.accepted, rejected=delivery.rejected)
     if delivery.ok:
         return
     fix = delivery.fix
     if result.folder is not None:
-        fix = f"{fix}; then: tokentrace export {result.folder.name} --to otlp"
+        where = f" --endpoint {shlex.quote(endpoint)}" if endpoint else ""
+        fix = f"{fix}; then: tokentrace export {result.folder.name} --to otlp{where}"
     if endpoint is None:
         result.warnings.append(f"{delivery.message}: {fix}")
     else:

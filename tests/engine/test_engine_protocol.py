@@ -17,6 +17,7 @@ from tokentrace.engines.local.protocol import (
     Replies,
     new_request_id,
     read_generation,
+    read_object,
 )
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -165,3 +166,10 @@ def test_chunks_have_the_shape_of_the_api() -> None:
     }
     assert replies.chunk(finish="stop")["choices"][0]["delta"] == {}
     assert Replies(COMPLETION, "cmpl-1", "m", 5).chunk(text="x")["object"] == "text_completion"
+
+
+def test_half_of_a_surrogate_pair_is_refused_as_no_text() -> None:
+    with pytest.raises(ApiError) as refused:
+        read_object(b'{"prompt": "\\ud83d"}')
+    assert refused.value.status == 400
+    assert read_object(b'{"prompt": "\\ud83d\\ude00"}') == {"prompt": "\U0001f600"}

@@ -1,4 +1,4 @@
-"""The trace of a real run, read back from real OTLP receivers over both protocols: what arrives is what was produced."""
+"""The trace of a real run, read back from real OTLP receivers: what arrives is what was produced."""
 
 from __future__ import annotations
 

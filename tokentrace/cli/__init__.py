@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 import click
@@ -78,6 +79,11 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
+    except OSError as error:
+        # A full disk behind standard output, a terminal that has gone: errors of files are told where they are written.
+        what = f"{error.filename}: " if error.filename else ""
+        show_error(TokentraceError(f"{what}{error.strerror or error}", fix="see whether the disk is full"))
+        os._exit(1)  # flushing standard output once more would only fail again
 
 
 def show_error(error: TokentraceError) -> None:

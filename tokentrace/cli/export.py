@@ -31,13 +31,15 @@ def command(trace: str, target: str, endpoint: str | None, out: str | None) -> N
         from tokentrace.emit.otlp_target import OtlpTarget
 
         delivery = send(loaded, OtlpTarget.from_env(endpoint or ""))
-        click.echo(f"produced {delivery.produced}, accepted {delivery.accepted}, rejected {delivery.rejected}")
+        click.echo(f"produced {delivery.produced}, accepted {delivery.accepted}, did not arrive {delivery.rejected}")
         if not delivery.ok:
             raise ExportError(delivery.message, fix=delivery.fix)
         return
     suffix = {"otlp-file": ".jsonl", "jaeger": ".jaeger.json", "perfetto": ".perfetto.json", "html": ".html"}[target]
     stem = source.name.removesuffix(".gz").removesuffix(".jsonl")
     path = Path(out) if out else source.with_name(stem + suffix)
+    if not out and target == "otlp-file":
+        path = Path.cwd() / f"{source.parent.name if source.name == runs.TRACE else stem}.jsonl"
     if path.resolve() == source.resolve():
         raise UsageError(f"{path} is the trace itself", fix="give another file with -o")
     emit.save(loaded, path, format=target, report=runs.report_of(source) if target == "html" else None)

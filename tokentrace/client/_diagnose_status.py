@@ -291,8 +291,8 @@ def _context(facts: Facts) -> EndpointError:
     numbers = ", ".join(p for p in parts if p)
     fix = "shorten the prompt or lower --max-tokens"
     if limit and prompt:
-        room = limit - prompt
-        fix = f"--max-tokens {room} fits" if room > 0 else f"shorten the prompt to less than {limit} tokens"
+        room, most = limit - prompt, limit - (wanted or 1)
+        fix = f"--max-tokens {room} fits" if room > 0 else f"shorten the prompt to {most} tokens"
     return failure(
         "TT601",
         f"prompt and reply do not fit into the model's context{f' ({numbers} tokens)' if numbers else ''}",

@@ -11,6 +11,7 @@ Sending is `tokentrace.emit.otlp_send.send(trace, OtlpTarget.from_env())`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,7 +36,7 @@ _VIEWERS = {"jaeger": "Jaeger", "perfetto": "Perfetto", "html": "a browser"}
 #: A page keeps up with this many spans; whoever writes one folds what is more.
 MOST_ON_A_PAGE = 300_000
 
-__all__ = ["FORMATS", "MOST_ON_A_PAGE", "SUFFIXES", "format_of", "load", "save"]
+__all__ = ["FORMATS", "MOST_ON_A_PAGE", "SUFFIXES", "check_target", "format_of", "load", "save"]
 
 
 def format_of(path: Path | str) -> str:
@@ -50,6 +51,19 @@ def format_of(path: Path | str) -> str:
         f"{path} has no suffix that names a trace format",
         fix="end it in .html, in .jsonl (OTLP), .jaeger.json or .perfetto.json, or one of these three with .gz",
     )
+
+
+def check_target(path: Path | str) -> None:
+    """Could a trace be written there? Raises UsageError: no known suffix, no such folder, no right to write."""
+    format_of(path)
+    target = Path(path)
+    folder = target.parent
+    if not folder.is_dir():
+        raise UsageError(f"{path} cannot be written: there is no folder {folder}", fix=f"mkdir -p {folder}")
+    if target.is_dir():
+        raise UsageError(f"{path} is a folder", fix="name a file in it")
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"{path} cannot be written: no right to write in {folder}", fix="name a file elsewhere")
 
 
 def save(trace: Trace, path: Path | str, format: str = "", report: Report | None = None) -> None:

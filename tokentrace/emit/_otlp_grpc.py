@@ -115,7 +115,7 @@ class GrpcTransport(Transport):
         return Outcome(REFUSED, said, fix="see the receiver's log for its reason")
 
     def _fix_address(self) -> str:
-        return f"start a receiver at {self._target.host_port}, or correct OTEL_EXPORTER_OTLP_ENDPOINT"
+        return f"start a receiver at {self._target.host_port}, or correct {self._target.source}"
 
 
 def _content(path: str) -> bytes | None:

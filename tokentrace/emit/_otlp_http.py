@@ -151,7 +151,7 @@ class HttpTransport(Transport):
         return Outcome(STOP, f"could not be asked ({text})", fix=self._fix_address())
 
     def _fix_address(self) -> str:
-        return f"start a receiver at {self._target.host_port}, or correct OTEL_EXPORTER_OTLP_ENDPOINT"
+        return f"start a receiver at {self._target.host_port}, or correct {self._target.source}"
 
     def _fix_path(self) -> str:
         if self._target.endpoint.rstrip("/").endswith(PATH):

@@ -176,7 +176,7 @@ class Page:
         if spans.get("accepted") is not None:
             text += f"; the receiver took {spans['accepted']:,}"
             if spans.get("rejected"):
-                text += f" and refused {spans['rejected']:,}"
+                text += f", {spans['rejected']:,} did not arrive"
         self._labelled("Trace", text)
         lines = [("File" if number == 0 else "", path) for number, path in enumerate(report.files)]
         for label, command in _opening(report.files):

@@ -47,6 +47,7 @@ class OtlpTarget:
     total_s: float = 300.0
     disabled: str = ""  # why nothing may be sent
     ratio: float = 1.0  # share of traces to send, by trace id
+    source: str = "the endpoint"  # where the endpoint was set, for advice
 
     @property
     def secure(self) -> bool:
@@ -82,6 +83,7 @@ class OtlpTarget:
             timeout_s=_timeout(env),
             disabled=disabled,
             ratio=ratio,
+            source="the endpoint given" if endpoint.strip() else _named(env, "ENDPOINT"),
         )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from tokentrace import model
 from tokentrace.errors import UsageError
@@ -12,6 +12,26 @@ from tokentrace.report import FindingRow, LayerRow, Report, build
 
 if TYPE_CHECKING:
     from tokentrace.emit.otlp_send import Delivery
+
+
+class _Spans(Sequence[model.Span]):
+    """The rows of a trace as spans; 100,000 of them would take much memory at once."""
+
+    def __init__(self, data: model.Trace) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    @overload
+    def __getitem__(self, at: int) -> model.Span: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[model.Span]: ...
+
+    def __getitem__(self, at: int | slice) -> model.Span | list[model.Span]:
+        rows = range(len(self._data))[at]
+        return self._data.span(rows) if isinstance(rows, int) else [self._data.span(row) for row in rows]
 
 
 class Trace:
@@ -45,9 +65,9 @@ class Trace:
         return self.data.trace_id_hex
 
     @property
-    def spans(self) -> Iterator[model.Span]:
-        """Every span, parents before their children; the first one is the root."""
-        return self.data.spans
+    def spans(self) -> Sequence[model.Span]:
+        """Every span, parents before their children; the first one is the root. Each is made when it is asked for."""
+        return _Spans(self.data)
 
     @property
     def layers(self) -> list[LayerRow]:

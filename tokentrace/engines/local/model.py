@@ -47,13 +47,28 @@ def ensure_model(path: str | os.PathLike[str] | None = None, progress: Progress 
     Raises EngineError when the given folder cannot be served, or the built-in model cannot be had; `.fix` says how.
     """
     report = progress or (lambda sentence, fraction: None)
-    given = path if path is not None else os.environ.get("TOKENTRACE_MODEL") or None
+    named = os.environ.get("TOKENTRACE_MODEL") or None
+    given = path if path is not None else named
     if given is None:
         return _built_in(report, None)
     chosen = Path(given).expanduser()
+    if path is None and not chosen.exists():
+        raise EngineError(
+            f"TOKENTRACE_MODEL is {named}, which is no model folder, and without a URL the local engine would serve it",
+            fix="give the server's URL with --url, or a folder with --model, or unset TOKENTRACE_MODEL",
+        )
     if chosen.is_file() and chosen.suffix in (".gguf", ".whl"):
         return _built_in(report, chosen)
     return inspect(chosen)
+
+
+def must_be_fetched() -> bool:
+    """Whether `ensure_model()` would go to the network."""
+    from tokentrace.engines.local.convert import CONVERTER_VERSION
+
+    if os.environ.get("TOKENTRACE_MODEL"):
+        return False
+    return manifest.check(cache_dir() / "models" / f"{NAME}-fp32-v{CONVERTER_VERSION}") is not None
 
 
 def cache_dir() -> Path:

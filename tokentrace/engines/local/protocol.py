@@ -74,6 +74,8 @@ def read_object(body: bytes) -> dict[str, Any]:
     """The JSON object in a request body. Raises ApiError 400."""
     try:
         value = json.loads(body)
+        if b"\\u" in body:
+            json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"The request body is not valid JSON: {error}") from None
     if not isinstance(value, dict):

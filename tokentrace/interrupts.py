@@ -1,0 +1,52 @@
+"""Ctrl-C at a bad moment: what has been seen is kept first."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+#: After so many, the user means it more than the trace.
+_INSIST = 3
+
+
+class Held:
+    """Whether SIGINT or SIGTERM came meanwhile."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @property
+    def came(self) -> bool:
+        return self.count > 0
+
+
+@contextmanager
+def held() -> Iterator[Held]:
+    """SIGINT and SIGTERM inside are noted and nothing more; the third raises KeyboardInterrupt.
+
+    For seconds at most: fetching what was recorded, stitching, saving. In other threads than the main one, where no
+    signal arrives, it does nothing.
+    """
+    found = Held()
+    if threading.current_thread() is not threading.main_thread():
+        yield found
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        found.count += 1
+        if found.count >= _INSIST:
+            raise KeyboardInterrupt
+
+    before: dict[signal.Signals, Any] = {}
+    for one in (signal.SIGINT, signal.SIGTERM):
+        before[one] = signal.signal(one, note)
+    try:
+        yield found
+    finally:
+        for one, handler in before.items():
+            # None: it was not set from Python, and cannot be set again from here.
+            signal.signal(one, handler if handler is not None else signal.SIG_DFL)
