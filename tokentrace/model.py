@@ -19,7 +19,7 @@ AttributeValue: TypeAlias = (
 Attributes: TypeAlias = dict[str, Any]
 
 # OTLP enum values, so that no table has to translate them.
-KIND_INTERNAL, KIND_SERVER, KIND_CLIENT = 1, 2, 3
+KIND_INTERNAL, KIND_SERVER, KIND_CLIENT, KIND_CONSUMER = 1, 2, 3, 5
 STATUS_UNSET, STATUS_OK, STATUS_ERROR = 0, 1, 2
 
 DOWN, UP = "down", "up"

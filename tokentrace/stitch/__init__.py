@@ -87,11 +87,12 @@ def stitch(
         envelope=True,
     )
     counts = Counts()
+    warm = any(one.name == "warm" for one in passes)
     facts: dict[str, Any] = {}
     for one in passes:
         placed = resolve(one.records, one.request_id, one.client_span_id)
         writer = PassWriter(trace, one.name, counts, here)
-        writer.open(one.start_ns, max(one.end_ns, one.start_ns), one.attributes)
+        writer.open(one.start_ns, max(one.end_ns, one.start_ns), one.attributes, beside=warm and one.name != "warm")
         writer.write(one.records, placed)
         writer.unseen(one.states)
         facts[one.name] = {

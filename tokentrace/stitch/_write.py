@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokentrace.layers import load
-from tokentrace.model import Link, Record, Trace
+from tokentrace.model import KIND_CONSUMER, KIND_INTERNAL, KIND_SERVER, Link, Record, Trace
 from tokentrace.probe import LayerState
 from tokentrace.stitch._parents import NAMED_SLOP_NS, NONE, Placement, holds
 
@@ -39,6 +39,14 @@ class Counts:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
+def _beside(record: Record, served: bool) -> bool:
+    """Whether a span only accompanies the work: a sensor, or the client waiting for a server that is seen itself.
+
+    Viewers leave such kinds off the critical path, which would else be the sensor's span from start to end.
+    """
+    return record.layer == 1 or (served and record.envelope and record.name in ("wait", "stream"))
+
+
 class PassWriter:
     """Adds one pass below the root (row 0)."""
 
@@ -50,8 +58,10 @@ class PassWriter:
         self.row = 0
         self.chat_row = 0
 
-    def open(self, start_ns: int, end_ns: int, attributes: Mapping[str, Any]) -> None:
-        """Add the span of the pass itself."""
+    def open(self, start_ns: int, end_ns: int, attributes: Mapping[str, Any], beside: bool = False) -> None:
+        """Add the span of the pass itself. `beside`: another pass speaks for the run, and its critical path is the
+        run's; with the thousands of operators of a deep pass on it Jaeger's recursion gives up.
+        """
         central = {LAYER: 0, PASS: self.name}
         self.row = self.chat_row = self.trace.add(
             f"pass {self.name}",
@@ -61,6 +71,7 @@ class PassWriter:
             0,
             {**attributes, **central},
             process=self.process,
+            kind=KIND_CONSUMER if beside else KIND_INTERNAL,
             envelope=True,
         )
 
@@ -71,6 +82,7 @@ class PassWriter:
         links: list[tuple[int, Record]] = []
         joins: dict[str, int] = {}
         clamped_total = 0
+        served = any(record.kind == KIND_SERVER for record in records)
         for index in placed.order:
             record = records[index]
             wanted = placed.parent[index]
@@ -116,7 +128,7 @@ class PassWriter:
                 process=record.process or self.process,  # without one: made here
                 thread=record.thread,
                 direction=direction,
-                kind=record.kind,
+                kind=KIND_CONSUMER if _beside(record, served) else record.kind,
                 status=record.status,
                 status_message=record.status_message,
                 envelope=record.envelope,
