@@ -2,51 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from tokentrace.attach import proc
-from tokentrace.attach.found import Found, ServerProcess
-from tokentrace.attach.versions import python_of
-
-HERE = Path(__file__).parent
-
-
-@dataclass
-class Program:
-    """A running live_program.py."""
-
-    process: subprocess.Popen[str]
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    @property
-    def as_server(self) -> ServerProcess:
-        program = proc.executable(self.pid)
-        return ServerProcess(
-            self.pid, "single", "live_program", proc.started(self.pid), python_of(self.pid, program), program
-        )
-
-    @property
-    def found(self) -> Found:
-        return Found("http://127.0.0.1:1/v1", "", "", (self.as_server,))
-
-    def end(self) -> dict[str, Any]:
-        """Stop it and give what it says of itself."""
-        self.process.terminate()
-        text, _ = self.process.communicate(timeout=60)
-        said: dict[str, Any] = json.loads(text.splitlines()[-1])
-        return said
+from live_support import HERE, Program
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ from pathlib import Path
 import orjson
 import psutil
 import pytest
-from conftest import HERE
-from test_attach_refused import tokentrace
+from live_support import HERE, tokentrace
 
 from tokentrace import agent, attach
 from tokentrace.attach import sockets

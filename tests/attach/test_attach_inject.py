@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Program
+from live_support import Program
 
 from tokentrace import attach
 from tokentrace.attach import inject, payload, private

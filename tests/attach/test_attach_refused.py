@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import HERE, Program
+from live_support import HERE, Program, tokentrace
 
 from tokentrace import attach
 from tokentrace.attach import private
@@ -26,13 +26,6 @@ Start = Callable[..., Program]
 ROOT = os.geteuid() == 0
 SYSTEM_PYTHON = "/usr/bin/python3"
 needs_root = pytest.mark.skipif(not ROOT or shutil.which("setpriv") is None, reason="needs root and setpriv")
-
-
-def tokentrace(*arguments: str, before: tuple[str, ...] = (), timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    command = [*before, sys.executable, "-c", "from tokentrace.cli import main; main()", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
-    assert "Traceback" not in done.stderr + done.stdout
-    return done
 
 
 def refused(process: ServerProcess, *words: str) -> None:
