@@ -282,7 +282,8 @@ class OpsGroup:
         if profiler is not None:
             profiler.header["stopped_between_steps"] = self._gate.run_between_steps(profiler.stop)
             profiler.header["steps"] = self._gate.steps
-            self._finished.append(profiler)
+            if profiler.header["start_ns"] or profiler.header["problem"]:  # else it waited for a step that never came
+                self._finished.append(profiler)
             del self._finished[:-_KEPT_RECORDINGS]  # nobody fetched the older ones
         self._gate.after_step = None
         self._uninstall()

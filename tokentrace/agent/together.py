@@ -7,11 +7,13 @@ a process of its own runs for it is that process's agent's.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
 from tokentrace.agent.core import Bulk, Emit, Group, GroupUnavailable
+from tokentrace.agent.vllm_names import MODEL_MODULES
 
 _VLLM = {
     "http": "vllm_groups:HttpGroup",
@@ -64,6 +66,15 @@ class Both:
 def with_vllm(factories: Mapping[str, Callable[[], Group]]) -> dict[str, Callable[[], Group]]:
     """The same groups, which also watch vLLM in this process, whenever it is loaded."""
     return {name: _both(make, _VLLM[name]) if name in _VLLM else make for name, make in factories.items()}
+
+
+def vllm_operators() -> Group:
+    """The group "ops" for a process that may load vLLM later. Raises GroupUnavailable until a model may run here."""
+    if not any(name in sys.modules for name in MODEL_MODULES):
+        raise GroupUnavailable("no model of vLLM runs in this process", "")
+    from tokentrace.agent.vllm_ops import OpsGroup
+
+    return OpsGroup()
 
 
 def _both(make: Callable[[], Group], target: str) -> Callable[[], Group]:

@@ -34,7 +34,7 @@ class Arrival:
     """One chosen request. `rid` is the engine's id of it, "" until it has one."""
 
     __slots__ = (
-        "bound_ns", "chunks", "emits", "held", "index", "method", "outputs", "path", "processing_ns", "rid", "rids",
+        "bound_ns", "chunks", "emits", "held", "method", "outputs", "path", "processing_ns", "rid", "rids",
         "start_ns", "status", "thread", "traceparent",
     )  # fmt: skip
 
@@ -42,7 +42,8 @@ class Arrival:
         self.rid = ""
         self.rids: list[str] = []
         self.traceparent, self.method, self.path = traceparent, method, path
-        self.status = self.chunks = self.index = self.outputs = 0
+        self.status = self.chunks = 0
+        self.outputs: dict[str, int] = {}  # by the engine's id
         self.start_ns, self.thread = time_ns(), get_native_id()
         self.processing_ns = self.bound_ns = 0
         self.held: list[tuple[str, str, int, int, int, dict[str, Any]]] = []
@@ -84,7 +85,7 @@ class Api:
     def __init__(self) -> None:
         self.by_rid: dict[str, Arrival] = {}
         self.open: dict[int, Arrival] = {}
-        self.detokenizers: dict[int, tuple[Arrival, Any]] = {}
+        self.detokenizers: dict[int, _Decoding] = {}
         self._loose: deque[_Render] = deque(maxlen=64)
         self._executors: dict[int, tuple[Any, Hook]] = {}
 
@@ -310,7 +311,7 @@ class Api:
         state = args[0].request_states.get(request.request_id)
         detokenizer = getattr(state, "detokenizer", None)
         if detokenizer is not None:
-            self.detokenizers[id(detokenizer)] = (context, detokenizer)  # kept, so that the id stays its own
+            self.detokenizers[id(detokenizer)] = _Decoding(context, request.request_id, detokenizer)
 
     def _submitted(
         self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
@@ -339,8 +340,9 @@ class Api:
             arrival = self.by_rid.get(rid)
             if arrival is None:
                 continue
-            data = {"rid": rid, "index": arrival.outputs, "tokens": len(output.new_token_ids or ())}
-            arrival.outputs += 1
+            index = arrival.outputs.get(rid, 0)
+            data = {"rid": rid, "index": index, "tokens": len(output.new_token_ids or ())}
+            arrival.outputs[rid] = index + 1
             spine.emit("engine", "output", start, end, get_native_id(), data)
             if getattr(output, "finish_reason", None) is not None:
                 self._ended(rid, arrival)
@@ -351,8 +353,8 @@ class Api:
             self._let_go(arrival)
 
     def _let_go(self, arrival: Arrival) -> None:
-        for key, (owner, _) in list(self.detokenizers.items()):
-            if owner is arrival:
+        for key, one in list(self.detokenizers.items()):
+            if one.arrival is arrival:
                 self.detokenizers.pop(key, None)
 
     def _watch_detokenizer(self, hook: Hook, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -368,23 +370,34 @@ class Api:
             result = function(detokenizer, new_token_ids, *args, **kwargs)
             end = time_ns()
             try:
-                self._decoded(known[id(detokenizer)][0], start, end, ids, detokenizer.output_text[before:])
+                known[id(detokenizer)].decoded(start, end, ids, detokenizer.output_text[before:])
             except Exception as error:  # noqa: BLE001 - nothing of ours may reach the server
                 hook.fail(error)
             return result
 
         return update
 
-    def _decoded(self, arrival: Arrival, start: int, end: int, ids: list[int], text: str) -> None:
-        if not ids:
+
+class _Decoding:
+    """One reply's detokenizer; it is kept, so that the `id` by which it is known stays its own."""
+
+    __slots__ = ("arrival", "detokenizer", "index", "rid")
+
+    def __init__(self, arrival: Arrival, rid: str, detokenizer: Any) -> None:
+        self.arrival, self.rid, self.detokenizer = arrival, rid, detokenizer
+        self.index = 0
+
+    def decoded(self, start: int, end: int, ids: list[int], text: str) -> None:
+        write = self.arrival.emits.get("tokenizer")
+        if not ids or write is None:
             return
-        data: dict[str, Any] = {"index": arrival.index, "id": int(ids[-1]), "chars": len(text)}
+        data: dict[str, Any] = {"rid": self.rid, "index": self.index, "id": int(ids[-1]), "chars": len(text)}
         if len(ids) > 1:
             data["ids"] = [int(one) for one in ids]
         if spine.text:
             data["text"] = text[:MAX_TEXT]
-        arrival.index += len(ids)
-        arrival.emit("tokenizer", "decode", start, end, get_native_id(), data)
+        self.index += len(ids)
+        write("decode", start, end, get_native_id(), data)
 
 
 class _Send:

@@ -121,11 +121,18 @@ class AgentGroup:
         client.begin_pass()
         with self._growing:
             self.members.append(client)
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        """Switch on what is wanted where it was refused: a process that is starting has its parts one by one."""
+        with self._growing:
             for group, users in self._enabled.items():
                 for on in users:
-                    with contextlib.suppress(ProbeUnavailable):
-                        client.enable(group, self._options.get(group))
-                        on.insert(0, client)
+                    for client in self.members:
+                        if client not in on and not client.lost:
+                            with contextlib.suppress(ProbeUnavailable):
+                                client.enable(group, self._options.get(group))
+                                on.insert(0, client)
 
     def begin_pass(self) -> None:
         """Forget everything recorded so far. Raises EngineError when a serving process is gone."""

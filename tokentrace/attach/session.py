@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tokentrace import session, workflow
 from tokentrace.agent_client import AgentClient, AgentGroup
+from tokentrace.attach import progress
 
 if TYPE_CHECKING:
     from tokentrace.attach.found import Depth, Found
@@ -57,7 +58,14 @@ def ask(
         failure=None,
     )
     note(outcome.trace.meta, attached, agent)
-    return workflow.conclude(outcome, settings)
+    if outcome.error is None:
+        return workflow.conclude(outcome, settings)
+    # A server that answers and an engine that stands still look alike to a client; the engine's counters tell.
+    stands = progress.look(settings.endpoint)
+    run = workflow.conclude(outcome, settings)
+    if stands.state == "stalled":
+        run.warnings.append(f"{stands.sentence} {stands.fix}")
+    return run
 
 
 def engine_facts(attached: Attached, agent: AgentGroup | None) -> dict[str, Any]:

@@ -5,8 +5,8 @@
     vllm.agent.records("engine")
 
 The children load tokentrace as a plugin of vLLM and wait, each at a socket whose name says its pid. A thread looks for
-them while the block runs, so that it does not matter whether `LLM` is made before the block or in it. Where tokentrace is
-already asked through an agent of this process (`tokentrace.trace`), `Children` adds the children to that group.
+them while the block runs, so that it does not matter whether `LLM` is made before the block or in it. Where tokentrace
+is already asked through an agent of this process (`tokentrace.trace`), `Children` adds the children to that group.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,6 +23,7 @@ from tokentrace.agent_client import AgentClient, AgentGroup
 from tokentrace.errors import EngineError, TokentraceError
 
 LOOK_S = 0.1
+ASK_AGAIN_S = 1.0
 GROUPS = ("tokenizer", "engine", "model", "jit")
 
 
@@ -56,10 +58,14 @@ class Children:
         self.notes = [f"process {pid} is not watched: {why}" for pid, why in sorted(self._refused.items())]
 
     def _run(self) -> None:
+        asked = time.monotonic()
         while not self._over.wait(LOOK_S):
             # Nothing of ours may end the program's own work; what is not found now is found next time.
             with contextlib.suppress(Exception):
                 self._look()
+                if time.monotonic() - asked >= ASK_AGAIN_S:
+                    asked = time.monotonic()
+                    self._group.ask_again()
 
     def _look(self) -> None:
         have = {client.process for client in self._group.members}
@@ -122,7 +128,7 @@ class Offline:
 def _own_agent() -> str:
     """The socket of this process's agent, which is started if need be and stays, asleep."""
     from tokentrace import agent
-    from tokentrace.agent.together import with_vllm
+    from tokentrace.agent.together import vllm_operators, with_vllm
 
     running = agent.running()
     if running is not None:
@@ -130,7 +136,8 @@ def _own_agent() -> str:
     template = socket_template()
     agent.start(template)
     # Known before vLLM is loaded: they wait for it.
-    agent.replace_groups(with_vllm(dict.fromkeys(("tokenizer", "engine", "model", "modules"), _Nothing)))
+    waiting = with_vllm(dict.fromkeys(("tokenizer", "engine", "model", "modules"), _Nothing))
+    agent.replace_groups({**waiting, "ops": vllm_operators})
     return template.replace("{pid}", str(os.getpid()))
 
 
