@@ -71,7 +71,10 @@ def locate(pid: int, paths: Sequence[str], wanted: Sequence[str]) -> tuple[str, 
                 continue
             base = min(one.start - one.offset for one in mapped if one.path == path)
             moved = base - lowest if lowest >= 0 else 0
-            if all(os.pread(memory, _COMPARED, one.address + moved) == one.start for one in symbols.values()):
+            there = {name: os.pread(memory, _COMPARED, one.address + moved) for name, one in symbols.items()}
+            if b"" in there.values():
+                raise ProcessLookupError(f"process {pid} has ended")
+            if all(there[name] == one.start for name, one in symbols.items()):
                 return path, {name: one.address + moved for name, one in symbols.items()}
             why = f"{path} on disk is not the file that the process runs: it was replaced since"
     finally:
