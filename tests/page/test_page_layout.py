@@ -7,6 +7,12 @@ from pathlib import Path
 
 import pytest
 from page_support import Opened, three_passes
+from support.records import T0, request_pass
+
+from tokentrace.errors import EndpointError
+from tokentrace.model import IdSource
+from tokentrace.probe import LayerState
+from tokentrace.stitch import stitch
 
 SIZES = {"phone": (390, 844), "tablet": (820, 1180), "screen": (1440, 900)}
 SECTIONS = ("headline", "way", "time", "told", "own", "operators", "power", "unseen", "about")
@@ -88,3 +94,30 @@ def test_passes_stand_side_by_side(opened: Callable[..., Opened]) -> None:
     one = opened(three_passes())
     assert one.page.locator("#layers thead th").all_inner_texts()[1:] == ["cold", "warm speaks for the run", "deep"]
     assert one.page.locator("#layers tbody tr").count() >= 10
+
+
+def test_a_request_seen_only_from_outside(opened: Callable[..., Opened]) -> None:
+    ids = IdSource(5)
+    records = request_pass("once", ids=ids, deep=False, states=[LayerState(8)])
+    records.records = [record for record in records.records if record.layer == 8 and record.process == "100"]
+    one = opened(stitch([records], ids=ids, meta={"prompt": "Hi"}))
+    assert one.page.locator(".lane.off").count() == 7
+    assert one.page.locator("#unseen li").count() == 7
+    assert one.page.locator(".frame").count() == 3
+    one.press("ArrowRight")
+    assert "Hello" in one.page.locator(".ends").inner_text()
+    assert "time not known" not in one.page.locator("#lane-8").inner_text()
+
+
+def test_a_request_that_failed_or_was_cut_says_so(opened: Callable[..., Opened]) -> None:
+    ids = IdSource(5)
+    error = EndpointError("the server refused the key (401)", fix="set OPENAI_API_KEY", layer=8)
+    failed = stitch([request_pass("once", ids=ids, deep=False, steps=0, error=error)], ids=ids, meta={"prompt": "Hi"})
+    one = opened(failed)
+    told = one.page.get_by_role("alert").inner_text()
+    assert "the server refused the key (401)" in told and "set OPENAI_API_KEY" in told
+    assert one.page.locator(".lane").count() == 8
+    ids = IdSource(6)
+    cut = [request_pass("cold", ids=ids, deep=False), request_pass("warm", ids=ids, deep=False, at=T0 + 10**9, steps=1)]
+    one = opened(stitch(cut, ids=ids, meta={"prompt": "Hi"}))
+    assert one.page.locator("#passes button").all_inner_texts() == ["cold", "warm"]

@@ -112,7 +112,7 @@ function cell(lane, way, now) {
       "div.spent", {},
       h("b", {}, (estimated ? "~" : "") + duration(spent)),
       h("div.meter", { "aria-hidden": "true" }, spent ? h("i", { style: { width: `${(100 * spent) / now.most}%` } }) : null),
-      h("small", {}, hidden(lane, way, now) ? "while a layer below was at work" : share(spent, now.reference)),
+      h("small", {}, hidden(lane, way, now) ? "behind a lower layer" : share(spent, now.reference)),
     ),
   );
 }
