@@ -92,6 +92,8 @@ CONTEXT = [
      "and your request has 568 input tokens (6048 > 6048 - 568).", 6048, 568, 6048),
     ("This model's maximum context length is 8192 tokens. However, your messages resulted in 9,300 tokens.",
      8192, 9300, 0),
+    ("This model's maximum context length is 4096 tokens, but the request needs 5000 tokens of prompt and 100 of "
+     "completion: 5100 tokens.", 4096, 5000, 100),
     ("The input (5000 tokens) is longer than the model's context length (4096 tokens).", 4096, 5000, 0),
     ("`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 4000 `inputs` tokens and 200 `max_new_tokens`",
      4096, 4000, 200),
@@ -109,7 +111,7 @@ def test_context_exceeded_gives_the_numbers_and_what_fits(said: str, limit: int,
     if prompt:
         assert f"prompt {prompt}" in str(error)
         assert error.fix == (f"--max-tokens {limit - prompt} fits" if prompt < limit else
-                             f"shorten the prompt to less than {limit} tokens")  # fmt: skip
+                             f"shorten the prompt to {limit - (wanted or 1)} tokens")  # fmt: skip
     if wanted:
         assert f"asked for {wanted}" in str(error)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -294,3 +295,17 @@ def test_keep_alives_are_proof_of_life() -> None:
         server.on("GET", "/v1/models", json_answer({}, 404))
         found = look(server.url + "/v1", timeout_s=2)
     assert found.verdict.status == "fail" and "keep-alives" in everything(found)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_server_that_is_stopped() -> None:
+    process = subprocess.Popen([sys.executable, "-c", _SERVER], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        url = f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
+        os.kill(process.pid, signal.SIGSTOP)
+        found = look(url, timeout_s=3)
+    finally:
+        process.kill()
+        process.wait()
+    assert found.verdict.check == "TT605" and f"kill -CONT {process.pid}" in found.verdict.fix, found.verdict

@@ -33,7 +33,7 @@ def network_failure(facts: Facts) -> EndpointError:
 
 def timed_out(facts: Facts) -> EndpointError:
     """A limit ran out before the answer was whole."""
-    wire, seconds = facts.wire, f"{facts.timeout_s:g} s"
+    wire, seconds = facts.wire, f"{facts.timeout_s:.3g} s"
     if wire.stage == "dns":
         return failure(
             "TT802", f"looking up the name {wire.host} took too long", "check the DNS server of this machine"

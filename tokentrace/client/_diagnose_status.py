@@ -291,7 +291,7 @@ def _context(facts: Facts) -> EndpointError:
     numbers = ", ".join(p for p in parts if p)
     fix = "shorten the prompt or lower --max-tokens"
     if limit and prompt:
-        room, most = limit - prompt, limit - (wanted or 1)
+        room, most = limit - prompt, limit - (wanted if 0 < wanted < limit else 1)
         fix = f"--max-tokens {room} fits" if room > 0 else f"shorten the prompt to {most} tokens"
     return failure(
         "TT601",

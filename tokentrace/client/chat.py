@@ -66,18 +66,20 @@ def chat(
     stream: bool = True,
     environ: Mapping[str, str] | None = None,
     look_s: float = lookaround.ALL_S,
+    ask_models: bool = True,
 ) -> Exchange:
     """Send one request and read its reply to the end. What the server does wrong is in `Exchange.error`, never raised.
 
     `timeout_s` overrides the endpoint's, `timeouts` sets every limit on its own; `body` holds more fields of the
     request, `headers` more headers. KeyboardInterrupt, or `should_stop` returning True, ends the request: the exchange
     then holds what had come, with `interrupted` True, `complete` False and the note "interrupted". `look_s` bounds the
-    looking around at the server's other addresses after a failure.
+    looking around at the server's other addresses after a failure. Where no model is named the server is asked for its
+    only one before, unless `ask_models` is False.
     """
     call = _Call(endpoint, span_id, traceparent(trace_id, span_id), on_text, should_stop, environ)
     call.limits = timeouts or Timeouts.of(timeout_s or endpoint.timeout_s)
     call.headers = dict(headers or {})
-    call.look_s = look_s
+    call.look_s, call.ask_models = look_s, ask_models
     request: dict[str, Any] = {"model": endpoint.model, "messages": [dict(m) for m in messages], "stream": stream}
     if stream:
         request["stream_options"] = {"include_usage": True}
@@ -100,6 +102,7 @@ class _Call:
     limits: Timeouts
     headers: dict[str, str]
     look_s: float = lookaround.ALL_S
+    ask_models: bool = True
 
     def __init__(
         self,
@@ -147,7 +150,7 @@ class _Call:
     def _choose_model(self, request: dict[str, Any]) -> None:
         if request.get("model"):
             return
-        known = lookaround.model_ids(self.endpoint, environ=self.environ)
+        known = lookaround.model_ids(self.endpoint, environ=self.environ) if self.ask_models else None
         if known and len(known) > 1:
             raise failure(
                 "TT841",

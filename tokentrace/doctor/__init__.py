@@ -69,9 +69,10 @@ def diagnose(
     from tokentrace.doctor.secrets import Scrub
 
     env = os.environ if environ is None else environ
+    chosen, read = checks(), samplers()  # imported before the clock runs
     situation, model = situation_of(wishes, env, folder)
     scrub = Scrub.of(situation.endpoint, env, situation.server_environ, {"KEY": wishes.key or ""})
-    done = examine(situation, checks(), samplers(), progress, model)
+    done = examine(situation, chosen, read, progress, model)
     return Diagnosis(done, judge(done.results), scrub)
 
 

@@ -119,6 +119,7 @@ class Live:
     first: Exchange | None = None
     second: Exchange | None = None
     why_not: str = ""
+    engine_error: Exception | None = None  # why the local engine did not start, or ended
     start_ns: int = 0
     end_ns: int = 0
     samples: dict[str, list[Sample]] = field(default_factory=dict)

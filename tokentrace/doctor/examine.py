@@ -16,7 +16,6 @@ from tokentrace.client.causes import CAUSES, one_line
 from tokentrace.doctor import live as live_call
 from tokentrace.doctor.check import ENGINE_DOWN, Check, Live, Result, Sampler, Situation, skip, unknown
 from tokentrace.doctor.look import look
-from tokentrace.errors import TokentraceError
 
 if TYPE_CHECKING:
     from tokentrace.engines.local.folder import ModelFolder
@@ -245,9 +244,7 @@ class _Stages:
             return Live(why_not=f"the local engine was not ready within {situation.timeout_s:g} s")
         if self._engine is None:
             error = starting.error
-            live = Live(why_not=str(error) if isinstance(error, TokentraceError) else repr(error))
-            live.errors["engine"] = error.fix if isinstance(error, TokentraceError) else ""
-            return live
+            return Live(why_not=str(error), engine_error=error if isinstance(error, Exception) else None)
         situation.engine_facts = dict(self._engine.facts)
         situation.endpoint = replace(
             Endpoint(self._engine.base_url, model=self._engine.model_name), timeout_s=situation.timeout_s

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from tokentrace.client import lookaround
 from tokentrace.client.causes import one_line
 from tokentrace.client.chat import chat
 from tokentrace.client.settings import Endpoint
@@ -102,7 +103,15 @@ def call(situation: Situation, endpoint: Endpoint, sampling: Sampling, progress:
     sampling.start()
     live.start_ns = time.time_ns()
     progress("asking for one token")
-    live.first = _ask(situation, endpoint, 1)
+    ask_models = bool(endpoint.model)
+    if not ask_models:
+        named = lookaround.model_ids(
+            endpoint, timeout_s=max(0.2, min(2.0, situation.left_s)), environ=situation.environ
+        )
+        ask_models = named is not None
+        if named is not None and len(named) == 1:
+            endpoint = replace(endpoint, model=named[0])
+    live.first = _ask(situation, endpoint, 1, ask_models)
     if _wants_more(live.first) and situation.left_s > _SECOND_NEEDS_S:
         live.first = _ask(situation, endpoint, _MORE_TOKENS)
         live.first.notes.append(NOTE_ONE_TOKEN)
@@ -113,7 +122,7 @@ def call(situation: Situation, endpoint: Endpoint, sampling: Sampling, progress:
     live.end_ns = time.time_ns()
 
 
-def _ask(situation: Situation, endpoint: Endpoint, tokens: int) -> Exchange:
+def _ask(situation: Situation, endpoint: Endpoint, tokens: int, ask_models: bool = True) -> Exchange:
     ids = IdSource()
     left = max(0.2, min(situation.timeout_s, situation.deadline + _BEYOND_S - time.monotonic()))
     return chat(
@@ -125,6 +134,7 @@ def _ask(situation: Situation, endpoint: Endpoint, tokens: int) -> Exchange:
         timeouts=Timeouts(min(10.0, left), left, left, left + 0.3),
         environ=situation.environ,
         look_s=max(0.3, min(5.0, left)),
+        ask_models=ask_models,
     )
 
 

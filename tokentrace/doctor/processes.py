@@ -69,6 +69,21 @@ def url_of(pid: int) -> str | None:
     return None
 
 
+def stopped(pid: int) -> str:
+    """Says which process of the server is stopped (by a signal, a debugger or a paused container); "" for none."""
+    import psutil
+
+    words = {psutil.STATUS_STOPPED: "stopped", psutil.STATUS_TRACING_STOP: "held by a debugger"}
+    try:
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)):
+            if one.status() in words:
+                return f"process {one.pid} ({one.name()}) is {words[one.status()]}"
+    except (psutil.Error, OSError):
+        return ""
+    return ""
+
+
 def environment(pid: int) -> Mapping[str, str] | None:
     """The process's variables as it was started with; None when they cannot be read."""
     try:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tokentrace.client.causes import CAUSES, failure
+from tokentrace.doctor import processes
 from tokentrace.doctor.check import Check, Result, Situation, fail, ok, skip, unknown
 from tokentrace.doctor.explained import CAUSE_TEXTS
 from tokentrace.doctor.readings import NAME, Progress, progress
 from tokentrace.doctor.refine import SILENT, refine
-from tokentrace.errors import EndpointError
+from tokentrace.errors import EndpointError, TokentraceError
 from tokentrace.exchange import Exchange
 from tokentrace.wording import duration, plural
 
@@ -52,8 +53,10 @@ def _not_made(s: Situation) -> Iterable[Result]:
     live = s.live
     assert live is not None
     if s.mode == "machine":
-        if "engine" in live.errors:
-            yield fail("TT608", live.why_not, live.errors["engine"])
+        error = live.engine_error
+        if error is not None:
+            fix, detail = (error.fix, error.detail) if isinstance(error, TokentraceError) else ("", "")
+            yield fail("TT608", live.why_not, fix or "see the last lines of its log", *detail.splitlines()[-12:])
         else:
             yield skip("TT800", f"no live call: {live.why_not}")
         return
@@ -69,7 +72,7 @@ def failed(s: Situation, error: EndpointError, x: Exchange | None) -> Iterable[R
     waited = x.wall_ns / 1e9 if x is not None else s.timeout_s
     error = refine(error, engine_progress(s), s.look, waited)
     check = error.check if error.check in CAUSES else "TT846"
-    error = _servers_key(s, error)
+    error = _stopped(s, _servers_key(s, error))
     evidence = [*error.detail.splitlines(), *(_phases(x) if x is not None else ()), *_others(s)]
     yield fail(check, str(error), error.fix, *evidence)
     layer = CAUSES[check].layer
@@ -88,6 +91,18 @@ def _servers_key(s: Situation, error: EndpointError) -> EndpointError:
         "send that key (OPENAI_API_KEY), or start the server without VLLM_API_KEY",
         error.detail,
     )
+
+
+def _stopped(s: Situation, error: EndpointError) -> EndpointError:
+    """A server's process on this machine that is stopped takes connections (the kernel does) and answers nothing."""
+    if error.check not in (*SILENT, "TT605", "TT606", "TT804") or s.pid is None:
+        return error
+    found = processes.stopped(s.pid)
+    if not found:
+        return error
+    pid = found.split()[1]
+    return failure("TT605", f"the server cannot answer: its {found}", f"kill -CONT {pid}, or end the debugger",
+                   f"{error}\n{error.detail}")  # fmt: skip
 
 
 def _phases(x: Exchange) -> list[str]:
