@@ -11,7 +11,7 @@ saved, as the compiler reckons it), .function, .reason (why it recompiled, faile
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tokentrace.model import Attributes, Record
@@ -19,6 +19,7 @@ from tokentrace.probe import Finding, LayerState, ProbeContext, Raw
 from tokentrace.probes._agent import FIX, AgentProbe, unseen_from_outside
 from tokentrace.probes._caches import VARIABLES, CacheFolder, cache_folders
 from tokentrace.probes._request import window
+from tokentrace.wording import duration, listed, plural, size
 
 LAYER = 2
 GROUP = "jit"
@@ -52,6 +53,7 @@ class JitProbe(AgentProbe):
         records = [record for raw in raws if (record := _record(raw, where)) is not None]
         self._conclude(context, raws, header)
         self.state.facts["caches"] = [folder.as_dict() for folder in folders]
+        self.state.facts["tokentrace.jit.caches"] = caches_text(folders)
         self.state.facts["findings"] = [
             finding.sentence for finding in map(cache_finding, folders) if finding.status in ("warn", "fail")
         ]
@@ -128,6 +130,23 @@ def _record(raw: Raw, where: Mapping[str, str]) -> Record | None:
     return Record(
         name, LAYER, raw.start_ns, raw.end_ns, attributes, process=raw.process, thread=raw.thread, join="time"
     )
+
+
+def caches_text(folders: Sequence[CacheFolder]) -> str:
+    """How the compilers' caches stand, on one line: those that hold something, with size, age and place."""
+    held = []
+    for folder in folders:
+        if folder.exists and folder.files:
+            age = folder.age_s()
+            changed = f", written {duration(int(age * 1e9))} ago" if age is not None else ""
+            about = "" if folder.complete else "at least "
+            held.append(
+                f"{folder.compiler} {about}{size(folder.bytes or 0)} in {plural(folder.files, 'file')}{changed} "
+                f"({folder.path})"
+            )
+    if held:
+        return "; ".join(held)
+    return f"no compile cache holds anything yet (looked for {listed([f.compiler for f in folders])})"
 
 
 _VOLATILE = {

@@ -31,6 +31,17 @@ def share(part: int | float, whole: int | float) -> str:
     return f"{value:.1f} %" if value < 9.95 else f"{value:.0f} %"
 
 
+def size(count: int) -> str:
+    """Bytes in decimal units: 899 bytes, 12.4 MB, 1.27 GB."""
+    value = float(count)
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if value < 999.5 or unit == "TB":
+            digits = 0 if unit == "bytes" or value >= 99.95 else 1 if value >= 9.995 else 2
+            return f"{value:.{digits}f} {unit}"
+        value /= 1000
+    raise AssertionError("unreachable")
+
+
 def plural(count: int, one: str, many: str = "") -> str:
     """1 step, 2 steps."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -61,7 +61,7 @@ def test_deep_probing_says_how_much_it_stretched_the_request() -> None:
     assert found.passes["deep"].dilation == found.passes["deep"].wall_ns / found.passes["warm"].wall_ns
     stretched = one(found, "Deep probing")
     assert stretched.status == "ok" and stretched.evidence == (
-        "prefill steps 1.50 times (median), decode steps 1.50 times (median)"
+        "the prefill step 1.50 times, decode steps 1.50 times (median)"
     )
     assert one(run(three(prefill_ms=200)), "Deep probing").status == "warn"
 

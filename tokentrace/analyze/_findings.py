@@ -129,6 +129,23 @@ def _compiled_again(trace: Trace, found: Analysis) -> Iterator[Finding]:
                       "see what changed its shapes or guards: TORCH_LOGS=recompiles", "warn")  # fmt: skip
 
 
+def _looked_up(trace: Trace, found: Analysis) -> Iterator[Finding]:
+    """What the compile caches gave, in each pass that asked them."""
+    for one in found.passes.values():
+        facts = one.view.states.get(2, {}).get("facts") or {}
+        hits, misses = int(facts.get("cache_hit") or 0), int(facts.get("cache_miss") or 0)
+        if not hits + misses:
+            continue
+        where = f" in the {one.name} pass" if len(found.passes) > 1 else ""
+        sentence = f"The compile caches gave {plural(hits, 'hit')} and {plural(misses, 'miss', 'misses')}{where}"
+        if facts.get("saved_ns"):
+            sentence += f", which saved {duration(int(facts['saved_ns']))} of compiling as the compiler reckons it"
+        spent = sum(ns for (layer, _), ns in one.own.items() if layer == 2)
+        if hits and not misses and spent >= _SMALL_NS:
+            sentence += f"; loading what they hold and tracing the model took the {duration(spent)} of layer 2"
+        yield Finding(2, f"{sentence}.", str(facts.get("tokentrace.jit.caches") or ""), "", "ok")
+
+
 def _facts_of_caches(trace: Trace, found: Analysis) -> Iterator[Finding]:
     told: dict[str, None] = {}
     for one in found.passes.values():
@@ -166,7 +183,8 @@ def _dilation(trace: Trace, found: Analysis) -> Iterator[Finding]:
     for phase in ("prefill", "decode"):
         ratio = _compare.step_dilation(deep.steps, warm.steps, phase)
         if ratio is not None:
-            parts.append(f"{phase} steps {ratio:.2f} times (median)")
+            many = sum(step.phase == phase for step in deep.steps) > 1
+            parts.append(f"{phase} steps {ratio:.2f} times (median)" if many else f"the {phase} step {ratio:.2f} times")
     status = "warn" if deep.dilation > STRETCHED else "ok"
     times = f"{deep.dilation:.2f} times its warm time"
     if deep.dilation < 1:
@@ -268,6 +286,7 @@ def _stitching(trace: Trace, found: Analysis) -> Iterator[Finding]:
 
 
 _PARTS: tuple[Callable[[Trace, Analysis], Iterator[Finding]], ...] = (
-    _failed, _different_replies, _reply_cut, _token_counts, _unattributed, _cold, _compiled_again, _facts_of_caches,
+    _failed, _different_replies, _reply_cut, _token_counts, _unattributed, _cold, _compiled_again, _looked_up,
+    _facts_of_caches,
     _prefix_cache, _queue_wait, _shared, _bursts, _late_token, _dilation, _stitching,
 )  # fmt: skip

@@ -122,6 +122,8 @@ class Page:
             lines = [row.reason] if row.reason and row.status != "idle" else []
             if row.layer == 1:
                 lines += _power(row)
+            if row.layer == 2 and row.facts.get("tokentrace.jit.caches"):
+                lines.append(f"{row.reason}; " * (row.status == "idle") + str(row.facts["tokentrace.jit.caches"]))
             many = "and" if len(rows) == 2 else "to"
             names = f"{row.layer} {row.title}: " if len(rows) == 1 else f"{row.layer} {many} {rows[-1].layer}: "
             for number, line in enumerate(lines):

@@ -9,6 +9,7 @@ from typing import Any
 from tokentrace.layers import load
 from tokentrace.model import KIND_CONSUMER, KIND_INTERNAL, KIND_SERVER, Link, Record, Trace
 from tokentrace.probe import LayerState
+from tokentrace.stitch._facts import plain
 from tokentrace.stitch._parents import NAMED_SLOP_NS, NONE, Placement, holds
 
 LAYER, DIRECTION, PASS = "tokentrace.layer", "tokentrace.direction", "tokentrace.pass"
@@ -199,7 +200,7 @@ class PassWriter:
             if state is None or layer.number in told:
                 continue
             if state.status == "unseen":
-                why = {UNSEEN: state.reason or "it cannot be seen here"}
+                why: dict[str, Any] = {UNSEEN: state.reason or "it cannot be seen here"}
             elif layer.number in present:
                 continue
             elif state.status == "idle":
@@ -208,6 +209,8 @@ class PassWriter:
                 why = {UNSEEN: state.reason or "its probe ran and recorded nothing"}
             if state.fix:
                 why[FIX] = state.fix
+            # What is known of the layer all the same: facts that are named like attributes.
+            why.update({name: plain(value) for name, value in state.facts.items() if name.startswith("tokentrace.")})
             self._mark(layer.number, why)
 
     def never_probed(self) -> None:
@@ -218,7 +221,7 @@ class PassWriter:
                 why = {UNSEEN: "its probe did not run", FIX: f"leave --layers away, or add {layer.id} to it"}
                 self._mark(layer.number, why)
 
-    def _mark(self, layer: int, why: Mapping[str, str]) -> None:
+    def _mark(self, layer: int, why: Mapping[str, Any]) -> None:
         trace, at = self.trace, self.trace.start_ns[self.chat_row]
         attributes = {**why, LAYER: layer, PASS: self.name}
         trace.add("unseen", layer, at, at, self.chat_row, attributes, process=trace.process[self.chat_row])
