@@ -71,8 +71,8 @@ def failed(s: Situation, error: EndpointError, x: Exchange | None) -> Iterable[R
     """The cause under its own id; and when it lies deeper, that the way to the server is sound."""
     waited = x.wall_ns / 1e9 if x is not None else s.timeout_s
     error = refine(error, engine_progress(s), s.look, waited)
-    check = error.check if error.check in CAUSES else "TT846"
     error = _stopped(s, _servers_key(s, error))
+    check = error.check if error.check in CAUSES else "TT846"
     evidence = [*error.detail.splitlines(), *(_phases(x) if x is not None else ()), *_others(s)]
     yield fail(check, str(error), error.fix, *evidence)
     layer = CAUSES[check].layer
