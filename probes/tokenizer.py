@@ -25,9 +25,10 @@ LAYER = 7
 GROUP = "tokenizer"
 FIX = "look inside it on its own machine (tokentrace attach URL), or use one that offers /tokenize (vLLM, SGLang)"
 _FIRST, _LAST = 16, 8
-_NAMES = {"template": "chat template"}
+_NAMES = {"template": "chat template", "render": "render prompt"}
 _FUNCTIONS = {"template": "Tokenizer.render", "encode": "Tokenizer.encode", "decode": "Detokenizer.step"}
 _FUNCTIONS_VLLM = {
+    "render": "BaseRenderer.render_chat_async",
     "template": "safe_apply_chat_template", "encode": "BaseRenderer._tokenize_prompt",
     "decode": "BaseIncrementalDetokenizer.update",
 }  # fmt: skip
@@ -82,6 +83,8 @@ class TokenizerProbe(AgentProbe):
         server, exchange = context.server, context.exchange
         if server is None or exchange is None:
             raise ProbeUnavailable("there is no server to ask", fix=FIX)
+        if exchange.error is not None:
+            raise ProbeUnavailable("the server was not asked for it, because the request failed", fix="mend that first")
         before = time.time_ns()
         ids, how, whole = _ask(server, exchange)
         spent = time.time_ns() - before
@@ -156,7 +159,9 @@ def _record(
 ) -> Record:
     data = raw.data
     attributes: Attributes = {"code.function.name": functions.get(raw.name, raw.name)}
-    if raw.name == "template":
+    if raw.name == "render":
+        pass  # what it took and gave say the two parts of it
+    elif raw.name == "template":
         said = quote(prompt_of(exchange.request)) if exchange is not None else f"{data.get('chars_in', '?')} characters"
         attributes["tokentrace.template.characters"] = data.get("chars_out", 0)
         attributes["tokentrace.form.in"] = said

@@ -226,3 +226,24 @@ def test_malformed_key_names_its_source(tmp_path: Path) -> None:
         resolve("http://h/v1", environ={"OPENAI_API_KEY": "'sk-1'"}, folder=tmp_path)
     e = found(resolve("http://h/v1", environ={"OPENAI_API_KEY": "None"}, folder=tmp_path))
     assert e.api_key == "" and "looks malformed" in e.warnings[0] and e.key_problem
+
+
+def test_a_file_of_profiles_with_none_chosen_is_not_silently_ignored(tmp_path: Path) -> None:
+    (tmp_path / "t.toml").write_text('[profiles.a]\nbase_url = "http://a/v1"\n[profiles.b]\nbase_url = "http://b/v1"\n')
+    with pytest.raises(ConfigError) as refused:
+        resolve(config=tmp_path / "t.toml", environ={}, folder=tmp_path)
+    assert "2 profiles, and none was chosen" in str(refused.value)
+    assert refused.value.fix == "--profile a (it also has b)"
+    assert found(resolve("http://f/v1", config=tmp_path / "t.toml", profile="b", environ={})).base_url == "http://f/v1"
+
+
+def test_a_profile_of_the_users_own_file_is_found_behind_the_projects(tmp_path: Path, project: Path) -> None:
+    own = tmp_path / "config" / "tokentrace"
+    own.mkdir(parents=True)
+    mine = '[profiles.mine]\nbase_url = "http://mine/v1"\n[profiles.decode]\nbase_url = "http://hidden/v1"\n'
+    (own / "tokentrace.toml").write_text(mine)
+    assert found(resolve(profile="mine", environ={}, folder=project)).base_url == "http://mine/v1"
+    env = {"DECODE_KEY": "k"}
+    assert found(resolve(profile="decode", environ=env, folder=project)).base_url == "http://decode.example/v1"
+    with pytest.raises(ConfigError, match=r"project/tokentrace\.toml has no profile 'other'"):
+        resolve(profile="other", environ={}, folder=project)

@@ -169,10 +169,15 @@ def find(cwd: Path) -> tuple[Path | None, list[str]]:
             warnings.append(f"{path} belongs to another user and was not used; --config {path} uses it")
             continue
         return path, warnings
+    path = of_the_user()
+    return (path if path.is_file() else None), warnings
+
+
+def of_the_user() -> Path:
+    """The file in the user's configuration folder, which need not be there."""
     from platformdirs import user_config_path
 
-    path = user_config_path("tokentrace") / NAME
-    return (path if path.is_file() else None), warnings
+    return user_config_path("tokentrace") / NAME
 
 
 def _is_json(path: Path, text: str) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 from tokentrace.client import config_files, keys, urls
 from tokentrace.client.config_files import Settings
 from tokentrace.errors import ConfigError
+from tokentrace.wording import listed, plural
 
 DEFAULT_TIMEOUT_S = 120.0
 
@@ -136,6 +137,13 @@ def _file(
 ) -> Settings | None:
     if config:
         file = config_files.read(Path(config).expanduser())
+        profiles = list(file.profiles)
+        if profiles and not (named or file.default) and not any(not isinstance(v, dict) for v in file.data.values()):
+            raise ConfigError(
+                f"{file.path} holds {plural(len(profiles), 'profile')}, and none was chosen",
+                fix=f"--profile {profiles[0]}" + (f" (it also has {listed(profiles[1:])})" if profiles[1:] else ""),
+                layer=8,
+            )
     else:
         path, said = config_files.find(cwd)
         warnings += said
@@ -148,6 +156,12 @@ def _file(
                 )
             return None
         file = config_files.read(path)
+        own = config_files.of_the_user()
+        if named and named not in file.profiles and path != own and own.is_file():
+            # A project's file hides the user's own profiles only where it has one of the same name.
+            behind = config_files.read(own)
+            if named in behind.profiles:
+                file = behind
     return config_files.settings(file, named or file.default, env)
 
 
