@@ -30,6 +30,10 @@ from tokentrace.probes._kineto import Events, Launches
 LAYER = 3
 EAGER = "eager mode on a CPU: no kernel reports its time there; the leaf operators are the last thing that can be seen"
 COMPILED = "on a CPU: the C++ kernels of compiled code are seen, beside them the leaf operators are the last thing"
+SILENT = (
+    "on a CPU compiled code tells the times of its kernels only if torch._inductor.config.cpp.enable_kernel_profile was "
+    "on as it was compiled; the leaf operators are the last thing that can be seen"
+)
 NO_KERNELS = "the profiler watched the {device} device and got no kernel from it"
 NO_KERNELS_FIX = (
     "let the driver's tracing interface in (NVIDIA: NVreg_RestrictProfilingToAdminUsers=0, no other profiler on the "
@@ -46,7 +50,7 @@ class KernelProbe(_ops.OpsProbe):
         steps = _ops.steps(context)
         found = _ops.events(context, steps, self.state)
         if not _ops.on_device(found):
-            return self._on_cpu(found)
+            return self._on_cpu(found, context)
         records: list[Record] = []
         parents = _Parents(steps, context.request_id)
         for part in found:
@@ -56,7 +60,7 @@ class KernelProbe(_ops.OpsProbe):
             self._say(f"{orphans} of {self.state.facts['kernels']} kernels and copies have no launch in the recording")
         return records
 
-    def _on_cpu(self, found: Sequence[Events]) -> list[Record]:
+    def _on_cpu(self, found: Sequence[Events], context: ProbeContext) -> list[Record]:
         records: list[Record] = []
         compiled = 0
         for part in found:
@@ -69,7 +73,8 @@ class KernelProbe(_ops.OpsProbe):
             self._say(NO_KERNELS.format(device="/".join(sorted(devices))))
             self.state.fix = NO_KERNELS_FIX
         else:
-            self._say(COMPILED if compiled else EAGER)
+            silent = not compiled and context.agent is not None and bool(context.agent.facts().get("compile"))
+            self._say(COMPILED if compiled else SILENT if silent else EAGER)
         return records
 
     def _say(self, sentence: str) -> None:

@@ -59,6 +59,8 @@ class TensorProbe(AgentProbe):
         for columns in agent.columns(DEEP):
             spans = _intervals(forwards, columns.process) if known else [window(context)]
             modules += _modules(columns, spans)
+            if columns.header.get("note"):
+                self.state.reason = f"parts of the model are not seen: {columns.header['note']}"
             if columns.header.get("dropped"):
                 self.state.reason = f"{columns.header['dropped']} parts found no room in the agent's buffer"
         if not records and not modules:

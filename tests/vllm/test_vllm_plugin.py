@@ -70,6 +70,7 @@ def check_tree(trace: Trace, whole: bool = True) -> None:
 
 @pytest.fixture(scope="module")
 def run(server: VllmServer) -> workflow.Run:
+    assert server.answers()  # a server's very first request loads a few things that nobody watches
     return our_prompt(server)
 
 
@@ -91,7 +92,7 @@ def test_all_eight_layers_are_seen_or_explained(run: workflow.Run) -> None:
         assert by_layer[number].status == "seen", by_layer[number].reason
     assert by_layer[2].status == "idle" and "eager" in by_layer[2].reason
     assert by_layer[1].status == "seen" or by_layer[1].reason
-    assert run.report.coverage > 0.8  # a server's very first request loads a few things nobody watches
+    assert run.report.coverage > 0.8
 
 
 def test_tokens_and_steps_are_those_of_the_reply(run: workflow.Run) -> None:
@@ -133,6 +134,7 @@ def test_only_the_first_steps_are_profiled_and_the_parts_of_the_model_are_all_th
     steps = sorted(s.attributes["tokentrace.step.index"] for s in deep if s.name == "step")
     assert sorted(profiled) == steps[:3]
     layers = Counter(s.name for s in deep if s.name.startswith("layers."))
+    assert names(run.trace, "deep")["embed_tokens"] == names(run.trace, "deep")["norm"] == 10
     assert len(layers) == 30 * 4 and set(layers.values()) == {10}
     warm = {s.name for s in run.trace.spans if s.layer == 4 and s.attributes["tokentrace.pass"] == "warm"}
     assert warm == {"unseen"}

@@ -97,8 +97,8 @@ class Api:
             "http": hook(make=self._watch_app),
             "chat": hook(before=self._begun),
             "completion": hook(before=self._begun),
-            "render chat": hook(before=self._renders),
-            "render text": hook(before=self._renders),
+            "render chat": hook(self._rendered_whole, before=self._renders),
+            "render text": hook(self._rendered_whole, before=self._renders),
             "template": hook(self._rendered),
             "tokenize": hook(self._tokenized),
             "process": hook(before=self._processes),
@@ -197,6 +197,13 @@ class Api:
         hook = Hook("renderer executor:submit", owner=executor, make=self._watch_submit)
         self._executors[id(executor)] = (executor, hook)
         hook.install()
+
+    def _rendered_whole(
+        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
+    ) -> None:
+        arrival = _current.get()
+        if arrival is not None:
+            arrival.emit("tokenizer", "render", start, end, get_native_id(), {})
 
     def _watch_submit(self, hook: Hook, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)

@@ -1,7 +1,8 @@
 """vLLM: the groups "http", "tokenizer", "engine" and "model", with the record shapes of the local engine's.
 
     http        request [rid, traceparent, method, path, status], parse [rid], write [rid, index, bytes]
-    tokenizer   template [rid, chars_in, chars_out], encode [rid, chars, count, ids], decode [rid, index, id, chars];
+    tokenizer   render [rid]: the two together, with the wait for the renderer's thread;
+                template [rid, chars_in, chars_out], encode [rid, chars, count, ids], decode [rid, index, id, chars];
                 with the option `text` also text_out of template and text of decode
     engine      submit [rid, tokens], output [rid, index, tokens]; more in `vllm_core`, prepare in `vllm_worker`
     model       see `vllm_worker`

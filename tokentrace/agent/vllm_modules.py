@@ -1,7 +1,7 @@
 """vLLM: the group "modules", every part of the model as it runs in marked steps. See `module_hooks` for the columns.
 
 The model is known at the first marked step; its parts are wrapped then, and left alone again when the group goes off.
-Parts that run as compiled code are not wrapped (nothing in there may change); such a model is seen as a whole.
+A model that vLLM has compiled has no parts that run one by one; the columns' header says so in `note`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tokentrace.agent import module_hooks
-from tokentrace.agent.core import Emit, GroupUnavailable
+from tokentrace.agent.core import Bulk, Emit, GroupUnavailable
 from tokentrace.agent.vllm_spine import spine
 from tokentrace.agent.vllm_worker import Work, model_of, works
 from tokentrace.agent.wrap import Hook, note_fault
@@ -23,6 +23,7 @@ class ModulesGroup(module_hooks.ModulesGroup):
         super().__init__()
         self._on = False
         self._model: Any = None
+        self._note = ""
 
     def enable(self, recorder: Emit, options: Mapping[str, Any] | None = None) -> None:
         if self._on:
@@ -40,7 +41,14 @@ class ModulesGroup(module_hooks.ModulesGroup):
         super().disable()
         spine.release()
 
+    def bulk(self) -> list[Bulk]:
+        note, self._note = self._note, ""
+        return [*super().bulk(), *([({"note": note}, {})] if note else [])]
+
     def hooks(self) -> list[Hook]:
+        if is_compiled(self._model):
+            self._note = "vLLM has compiled the model: it runs as a few pieces of code, not part by part"
+            return []
         found = list(parts(self._model))
         if not found:
             raise GroupUnavailable(f"{type(self._model).__name__} has no parts that can be watched one by one", "")
@@ -62,15 +70,19 @@ class ModulesGroup(module_hooks.ModulesGroup):
             note_fault("modules", error, True)
 
 
+def is_compiled(model: Any) -> bool:
+    """Whether vLLM runs it, or a part of it, as compiled code. Nothing in there may be wrapped."""
+    return any(getattr(module, "do_not_compile", True) is False for module in model.modules())
+
+
 def parts(model: Any) -> Iterator[tuple[str, str, Any]]:
-    """(name, path in the model, module); what vLLM compiles is one part, "model"."""
-    for path, module in model.named_modules():
-        if path and getattr(module, "do_not_compile", True) is False:
-            yield f"module {path}", path, module
-            return
+    """(name, path in the model, module) of what is watched."""
     for name, path, module in module_hooks.parts(model):
-        if name != "lm_head":  # the head's own forward never runs; `compute_logits` is seen in the group "model"
-            yield name, path, module
+        last = path.rpartition(".")[2]
+        if name == "lm_head":  # the head's own forward never runs; `compute_logits` is seen in the group "model"
+            continue
+        # vLLM's models do not give their embedding like Hugging Face's do.
+        yield "embed_tokens" if "Embedding" in type(module).__name__ and last == "embed_tokens" else name, path, module
 
 
 def _nowhere(name: str, start_ns: int, end_ns: int, thread: int, data: dict[str, Any]) -> None:
