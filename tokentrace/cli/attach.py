@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tokentrace.cli.run import _Screen, _show
+from tokentrace.cli._screen import Screen, end_as_ctrl_c_does, show
 from tokentrace.errors import UsageError
 from tokentrace.wording import duration, listed, plural
 
@@ -118,7 +118,8 @@ def command(
     if output is not None:
         if watching:
             raise UsageError("-o writes one trace, and watching makes many", fix="use --out DIR, or tokentrace export")
-        emit.format_of(Path(output))
+        emit.check_target(output)
+    end_as_ctrl_c_does()
     console = Console(stderr=as_json, no_color=no_color or None, highlight=False)
     endpoint = _endpoint(url, pid, key, model, profile, config, timeout)
     found = attach.find(endpoint, pid=pid)
@@ -147,7 +148,7 @@ def command(
                 attached, settings, console, for_s, requests, with_text, deep, steps, expected, as_json=as_json
             )
         else:
-            screen = _Screen(console, show_text=not as_json, show_progress=not quiet)
+            screen = Screen(console, show_text=not as_json, show_progress=not quiet)
             text = sys.stdin.read() if prompt == "-" else str(prompt)
             done = attach.ask(
                 attached, Ask(text, system, max_tokens, temperature or 0.0, None), settings, screen, steps=steps
@@ -158,7 +159,7 @@ def command(
     for sentence in left:
         click.echo(f"warning: {sentence}", err=True)
     if not watching:
-        _show(done, console, as_json=as_json, quiet=quiet, detail=detail)
+        show(done, console, as_json=as_json, quiet=quiet, detail=detail)
     sys.exit(code)
 
 

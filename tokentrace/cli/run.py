@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from tokentrace.workflow import Run
+from tokentrace.cli._screen import Screen, end_as_ctrl_c_does, show
 
 
 @click.command("run")
@@ -70,8 +65,6 @@ def command(
       tokentrace run "Hi" --url http://localhost:8000/v1 --json
       echo "Hi" | tokentrace run - --otlp http://localhost:4318
     """
-    import signal
-
     from rich.console import Console
 
     from tokentrace import workflow
@@ -80,11 +73,11 @@ def command(
     from tokentrace.layers import parse_selection
     from tokentrace.session import Ask
 
-    signal.signal(signal.SIGTERM, _terminated)
+    end_as_ctrl_c_does()
     chosen = parse_selection(layers) if layers is not None else None
     endpoint = resolve(url, key, model, profile, config, timeout)
     console = Console(stderr=as_json, no_color=no_color or None, highlight=False)
-    screen = _Screen(console, show_text=not as_json, show_progress=not quiet)
+    screen = Screen(console, show_text=not as_json, show_progress=not quiet)
     for warning in endpoint.warnings if endpoint is not None else ():
         click.echo(f"warning: {warning}", err=True)
     if quiet and endpoint is None and model is None and must_be_fetched():
@@ -114,84 +107,4 @@ def command(
         from tokentrace.doctor import after_failure
 
         done.error = after_failure(done.error, endpoint)
-    _show(done, console, as_json=as_json, quiet=quiet, detail=detail)
-
-
-def _show(done: Run, console: Console, *, as_json: bool, quiet: bool, detail: bool) -> None:
-    from tokentrace.cli import show_error
-    from tokentrace.emit.terminal import print_report
-
-    if as_json:
-        import orjson
-
-        click.echo(orjson.dumps(done.report.to_json(), option=orjson.OPT_INDENT_2).decode())
-    elif not quiet and (done.error is None or detail or done.report.reply):
-        # A request that failed before a byte of its reply came has nothing to show but the failure.
-        print_report(done.report, console, detail=detail)
-    for warning in done.warnings:
-        click.echo(f"warning: {warning}", err=True)
-    if done.error is not None:
-        show_error(done.error)
-        sys.exit(done.error.exit_code)
-    if done.interrupted:
-        saved = "; what was seen until then is saved" if done.folder is not None else ""
-        click.echo(f"interrupted{saved}", err=True)
-        sys.exit(130)
-    if done.export_error is not None:
-        show_error(done.export_error)
-        sys.exit(done.export_error.exit_code)
-
-
-def _terminated(number: int, frame: object) -> None:
-    """SIGTERM ends the run as Ctrl-C does."""
-    raise KeyboardInterrupt
-
-
-class _Screen:
-    """Progress on one line of standard error, the reply on standard output as it streams."""
-
-    def __init__(self, console: Console, *, show_text: bool, show_progress: bool) -> None:
-        self._console, self._show_text = console, show_text
-        self._terminal = show_progress and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        self._lines = show_progress and not self._terminal
-        self._told = ""
-        self._on_line = False
-
-    def progress(self, sentence: str, fraction: float | None = None) -> None:
-        if self._terminal:
-            self._end_line()
-            share = "" if fraction is None else f" {fraction:.0%}"
-            sys.stderr.write(f"\r\x1b[2K{sentence}{share} …")
-            sys.stderr.flush()
-        elif self._lines and sentence != self._told:
-            self._told = sentence
-            self._end_line()
-            sys.stderr.write(f"{sentence}\n")
-
-    def _end_line(self) -> None:
-        """The reply has no end of line of its own, and may go to the same place."""
-        if self._on_line:
-            self._on_line = False
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-
-    def text(self, piece: str) -> None:
-        if not self._show_text:
-            return
-        if self._terminal and not self._on_line:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
-        self._on_line = True
-        sys.stdout.write(_printable(piece))
-        sys.stdout.flush()
-
-    def end(self) -> None:
-        self._end_line()
-        if self._terminal:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
-
-
-def _printable(text: str) -> str:
-    """A model may write control characters; the terminal does not get them."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+    show(done, console, as_json=as_json, quiet=quiet, detail=detail)
