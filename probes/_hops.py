@@ -66,5 +66,6 @@ def _hop(
     name: str, start: int, end: int, way: str, source: Raw, target: Raw, parent: str, rid: str, join: str
 ) -> Record:
     attributes = {"tokentrace.hop.from_pid": source.process, "tokentrace.hop.to_pid": target.process}
-    return Record(name, LAYER, start, end, attributes, way, target.process, 0, parent_key=parent, request=rid, join=join,
-                  flow=True)  # fmt: skip
+    return Record(
+        name, LAYER, start, end, attributes, way, target.process, parent_key=parent, request=rid, join=join, flow=True
+    )

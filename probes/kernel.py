@@ -31,8 +31,8 @@ LAYER = 3
 EAGER = "eager mode on a CPU: no kernel reports its time there; the leaf operators are the last thing that can be seen"
 COMPILED = "on a CPU: the C++ kernels of compiled code are seen, beside them the leaf operators are the last thing"
 SILENT = (
-    "on a CPU compiled code tells the times of its kernels only if torch._inductor.config.cpp.enable_kernel_profile was "
-    "on as it was compiled; the leaf operators are the last thing that can be seen"
+    "on a CPU compiled code tells the times of its kernels only if torch._inductor.config.cpp.enable_kernel_profile "
+    "was on as it was compiled; the leaf operators are the last thing that can be seen"
 )
 NO_KERNELS = "the profiler watched the {device} device and got no kernel from it"
 NO_KERNELS_FIX = (
