@@ -1,9 +1,11 @@
 """Where vLLM does what, by version: the functions that are watched, as data.
 
 Each purpose has the places it was found at, with the first version that has it there and the first one that has not
-any more ("" none known). Sources: vLLM's own code of the releases 0.10 to 0.32; only 0.32 was run. Which processes do
-what differs with the set-up (a worker of its own, a worker inside the engine, everything in one), so a process is never
-judged by its name: whatever is loaded here is watched, whatever is not is left alone.
+any more ("" none known). As read in vLLM's code of several releases between 0.10 and 0.32, not of each; only 0.32 was
+run. A name that is wrong for a version costs its own hook and is told as missing.
+
+Which processes do what differs with the set-up (a worker of its own, a worker inside the engine, everything in one), so
+a process is never judged by its name: whatever is loaded here is watched, whatever is not is left alone.
 
 Only classes, modules and live objects can be patched under a running server. Functions that it has kept hold of cannot
 (`EngineCore.step_fn`, the renderer's `make_async` copies); for those there is another place to look, see `vllm_api`.
