@@ -25,7 +25,8 @@ padding:0 1rem}
 h1{font-size:1.35rem}h2{font-size:1.05rem;margin-top:2rem}p.dim,td.dim,caption{color:var(--dim)}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th,td{text-align:right;padding:.2rem .5rem;border-bottom:1px solid var(--line);vertical-align:top}
-th:first-child,td:first-child{text-align:left;overflow-wrap:anywhere}td:last-child,th:last-child{text-align:left}
+th,td:not(:first-child):not(:last-child){white-space:nowrap}
+th:first-child,td:first-child{text-align:left;overflow-wrap:anywhere;min-width:7ch}td:last-child,th:last-child{text-align:left}
 .slow{color:var(--slow)}.fast{color:var(--fast)}.bar{display:inline-block;height:.6em;background:currentColor}
 .scroll{overflow-x:auto}svg{max-width:100%;height:auto}svg text{fill:var(--dim);font:11px system-ui,sans-serif}
 @media print{body{margin:0;max-width:none}}
