@@ -142,7 +142,10 @@ class Exchange:
         counted_reasoning = details.get("reasoning_tokens") if isinstance(details, dict) else None
         hidden = bool(counted_reasoning) and not self.reasoning
         known = tokens is not None and tokens > 1 and between > 0 and not hidden
-        rate = (tokens - 1) * 1e9 / between if known and tokens is not None else None
+        # The end mark is counted by most servers and has no chunk: it came after the last time that is known here.
+        ended = self.finish_reason == "stop" and tokens == len(times) + 1
+        shown = len(times) if ended else tokens
+        rate = (shown - 1) * 1e9 / between if known and shown is not None else None
         return Latencies(self.wall_ns, self.ttft_ns, tuple(self.inter_token_ns), len(times), tokens, rate)
 
 

@@ -335,6 +335,8 @@ def test_hidden_reasoning_gives_no_rate() -> None:
     x.chunks = [Chunk(10, "content", "a"), Chunk(1_000_000_010, "content", "b")]
     x.usage = {"completion_tokens": 3}
     assert x.latencies.tokens_per_s == 2.0
+    x.finish_reason = "stop"  # the third one is the end mark, which no chunk shows
+    assert x.latencies.tokens_per_s == 1.0
     x.usage = {"completion_tokens": 76, "completion_tokens_details": {"reasoning_tokens": 64}}
     assert x.latencies.tokens_per_s is None
     x.usage = None
