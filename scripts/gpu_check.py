@@ -168,6 +168,9 @@ def part_graphs(bench: Bench, part: Part) -> None:
     truth = compare(bench, part, "graphs", work)
     part.check("graph launches", truth["graph_launches"], REPLAYS)
     part.check("every replay has as many kernels", truth["kernels"] % REPLAYS, 0)
+    report = tokentrace(bench, "graphs", "--cuda-graphs")
+    part.facts["layer 3 of the run"] = layer(report, 3)["facts"]
+    part.check("the run with graphs shows kernels", layer(report, 3)["status"], "seen")
 
 
 def compare(bench: Bench, part: Part, name: str, work: Callable[[], None]) -> dict[str, Any]:

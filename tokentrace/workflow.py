@@ -32,6 +32,7 @@ class Settings:
     once: bool = False
     detail: bool = False
     compile: bool = False
+    cuda_graphs: bool = False
     cold_caches: Path | None = None  # the local engine's compile caches, in a folder that is new or empty
     timeout_s: float | None = None  # of the local engine; an endpoint has its own
     save: bool = True
@@ -121,7 +122,9 @@ def _local(ask: session.Ask, settings: Settings, ui: session.Ui) -> session.Outc
     progress: Callable[[str, float | None], None] = ui.progress
     outcome: session.Outcome | None = None
     try:
-        with LocalEngine.start(settings.model, compile=settings.compile, progress=progress, env=env) as engine:
+        with LocalEngine.start(
+            settings.model, compile=settings.compile, cuda_graphs=settings.cuda_graphs, progress=progress, env=env
+        ) as engine:
             endpoint = Endpoint(engine.base_url, model=engine.model_name)
             if settings.timeout_s is not None:
                 endpoint = replace(endpoint, timeout_s=settings.timeout_s)

@@ -258,3 +258,11 @@ def test_ctrl_c_while_loading_leaves_no_process(tiny_folder: Path) -> None:
     finally:
         subprocess.Popen = spawned  # type: ignore[misc]
     assert len(pids) == 1 and gone(pids[0], 1)
+
+
+@pytest.mark.model
+def test_graphs_without_a_gpu_are_refused_by_name(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(EngineError) as refused:
+        LocalEngine.start(str(tiny_folder), agent=False, cuda_graphs=True)
+    assert "--cuda-graphs needs a CUDA GPU" in str(refused.value) + refused.value.detail

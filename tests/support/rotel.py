@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
 from support.otlp_receiver import OtlpReceiver
 
 rotel = pytest.importorskip("rotel", reason="pip install rotel")

@@ -23,6 +23,7 @@ from tokentrace.cli._screen import Screen, end_as_ctrl_c_does, show
 @click.option("--timeout", type=click.FloatRange(min=0.1), help="Seconds to wait for the server.")
 @click.option("--once", is_flag=True, help="One request with every probe instead of cold, warm and deep.")
 @click.option("--compile", "compiled", is_flag=True, help="Compile the MLPs (local engine; needs a C++ compiler).")
+@click.option("--cuda-graphs", is_flag=True, help="Replay CUDA graphs (local engine on a CUDA GPU).")
 @click.option("--cold-caches", metavar="DIR", help="Compile into new caches below DIR (local engine).")
 @click.option("--detail", is_flag=True, help="Show steps, and keep every span in the trace.")
 @click.option("--layers", help="Only these layers, such as 8-6,3 or client,jit.")
@@ -45,6 +46,7 @@ def command(
     timeout: float | None,
     once: bool,
     compiled: bool,
+    cuda_graphs: bool,
     cold_caches: str | None,
     detail: bool,
     layers: str | None,
@@ -94,6 +96,7 @@ def command(
             once=once,
             detail=detail,
             compile=compiled,
+            cuda_graphs=cuda_graphs,
             cold_caches=Path(cold_caches) if cold_caches else None,
             timeout_s=timeout,
             out=Path(out) if out else None,

@@ -1,4 +1,4 @@
-"""`--cold-caches`: compile caches of the engine in a fresh folder, so that cold and warm can be told apart on purpose."""
+"""`--cold-caches`: compile caches of the engine in a fresh folder, so that cold against warm is shown on purpose."""
 
 from __future__ import annotations
 

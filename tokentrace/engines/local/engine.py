@@ -50,6 +50,8 @@ class Options:
     """How to run a model. `threads` 0 and `max_model_len` 0 mean: choose; `dtype` and `device` may be "auto"."""
 
     compile: bool = False
+    #: Replay captured graphs, which transformers does on a CUDA GPU. No GPU has run this.
+    cuda_graphs: bool = False
     threads: int = 0
     max_model_len: int = 0
     dtype: str = "auto"
@@ -94,6 +96,12 @@ class Engine:
         self.threads = options.threads or loading.default_threads()
         torch.set_num_threads(self.threads)
         self.device = loading.choose_device(options.device)
+        if options.cuda_graphs and self.device.type != "cuda":
+            raise EngineError(
+                f"--cuda-graphs needs a CUDA GPU, and the model runs on {self.device.type}",
+                fix="run without --cuda-graphs",
+                layer=3,
+            )
         self.model = loading.load(folder, self.device, options.dtype)
         self.dtype = str(self.model.dtype).removeprefix("torch.")
         config = self.model.config.get_text_config()
@@ -147,7 +155,7 @@ class Engine:
                 max_requests_per_batch=_MAX_REQUESTS,
                 scheduler_type="fifo",
                 # one step after the other, each a plain call, so that every step can be seen
-                use_cuda_graph=False,
+                use_cuda_graph=self.options.cuda_graphs,
                 use_async_batching=False,
                 auto_switch_to_flash=False,
             ),

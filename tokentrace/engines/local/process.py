@@ -59,6 +59,7 @@ class LocalEngine:
         host: str = "127.0.0.1",
         port: int = 0,
         compile: bool = False,
+        cuda_graphs: bool = False,
         agent: bool = True,
         options: Options | None = None,
         log_path: Path | None = None,
@@ -69,8 +70,9 @@ class LocalEngine:
         """Start the engine and wait until it answers.
 
         `model` as in `ensure_model`; `port` 0 lets the kernel choose; `agent` starts tokentrace's agent inside, on
-        `.agent_socket`; `options` wins over `compile`; `env` is laid over this process's environment. Ctrl-C in the
-        terminal does not reach the child: it runs in a session of its own and ends with `stop` or with this process.
+        `.agent_socket`; `options` wins over `compile` and `cuda_graphs`; `env` is laid over this process's environment.
+        Ctrl-C in the terminal does not reach the child: it runs in a session of its own and ends with `stop` or with
+        this process.
 
         Raises EngineError: model not to be had, port taken, or the child died (its last log lines in `.detail`).
         """
@@ -79,7 +81,7 @@ class LocalEngine:
         listener = server.listen(host, port)
         try:
             folder = model if isinstance(model, ModelFolder) else ensure_model(model, report)
-            options = options or Options(compile=compile)
+            options = options or Options(compile=compile, cuda_graphs=cuda_graphs)
             if options.compile and _on_cpu(options.device):
                 need_compiler()
             base_url = server.base_url_of(listener)
