@@ -12,6 +12,7 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tokentrace.client.settings import Endpoint
     from tokentrace.workflow import Run
 
 
@@ -25,11 +26,18 @@ def _terminated(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def show(done: Run, console: Console, *, as_json: bool, quiet: bool, detail: bool) -> None:
-    """Report, warnings and errors of a run, and the exit code that goes with them."""
+def show(done: Run, console: Console, *, endpoint: Endpoint | None, as_json: bool, quiet: bool, detail: bool) -> None:
+    """Report, warnings and errors of a run, and the exit code that goes with them.
+
+    A request to `endpoint` that failed ends with the doctor's sentence for that failure.
+    """
     from tokentrace.cli import show_error
     from tokentrace.emit.terminal import print_report
 
+    if done.error is not None and endpoint is not None:
+        from tokentrace.doctor import after_failure
+
+        done.error = after_failure(done.error, endpoint)
     if as_json:
         import orjson
 

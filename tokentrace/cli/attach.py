@@ -159,7 +159,7 @@ def command(
     for sentence in left:
         click.echo(f"warning: {sentence}", err=True)
     if not watching:
-        show(done, console, as_json=as_json, quiet=quiet, detail=detail)
+        show(done, console, endpoint=to, as_json=as_json, quiet=quiet, detail=detail)
     sys.exit(code)
 
 

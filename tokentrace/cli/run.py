@@ -106,8 +106,4 @@ def command(
         screen,
     )
     screen.end()
-    if done.error is not None and endpoint is not None:
-        from tokentrace.doctor import after_failure
-
-        done.error = after_failure(done.error, endpoint)
-    show(done, console, as_json=as_json, quiet=quiet, detail=detail)
+    show(done, console, endpoint=endpoint, as_json=as_json, quiet=quiet, detail=detail)
