@@ -29,6 +29,7 @@ class OpsGroup(profile.OpsGroup):
         if self._on:
             return
         spine.acquire()
+        self._gate = profile.Gate()  # a step that was under way when it was last switched off is not counted on
         try:
             self.arm({"steps": self.STEPS, **(options or {})})
         except BaseException:
@@ -42,9 +43,9 @@ class OpsGroup(profile.OpsGroup):
         if not self._on:
             return
         self._on = False
+        super().disable()  # between two steps, of which the listeners tell
         works.on_begin = tuple(told for told in works.on_begin if told != self._begins)
         works.on_end = tuple(told for told in works.on_end if told != self._ends)
-        super().disable()
         spine.release()
 
     def _begins(self, work: Work) -> None:
