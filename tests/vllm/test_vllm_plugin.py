@@ -223,6 +223,24 @@ def test_requests_of_others_are_traced_as_they_come_without_their_text(server: V
     assert len({run.trace.trace_id for _, run in seen}) == 3
 
 
+def test_others_watched_deeply_are_profiled_between_their_steps(server: VllmServer) -> None:
+    with attached(server) as found:
+        streams: list[Stream] = []
+
+        def begin(under_way: int) -> None:
+            if not streams:
+                streams.extend(Stream(server.url, f"Count from {n}", 20 + 20 * n) for n in range(4))
+
+        seen = list(watch(found, settings(server), for_s=100, requests=4, deep=True, idle=begin))
+        for one in streams:
+            one.end()
+    profiled = [run for _, run in seen if names(run.trace, "once")["layers.0.mlp"]]
+    assert profiled
+    costs = [cost for run in profiled for state in run.trace.meta["passes"]["once"]["states"] if state["layer"] == 4
+             for cost in state["facts"].get("profiler", ())]  # fmt: skip
+    assert costs and all(cost["stopped_between_steps"] for cost in costs)
+
+
 def test_a_second_tokentrace_is_told_who_is_there(server: VllmServer) -> None:
     with attached(server):
         with pytest.raises((AttachError, EngineError)) as refused:
