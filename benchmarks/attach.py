@@ -56,17 +56,23 @@ class Block:
     tokens: int
 
 
-def stream(client: httpx.Client, url: str, prompt: str, tokens: int) -> list[int]:
-    """When each token of one reply came, ns."""
+def stream(client: httpx.Client, url: str, prompt: str, tokens: int) -> tuple[list[int], int]:
+    """(when each piece of one reply came, ns; the server's count of its tokens)."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens, "stream": True,
-            "temperature": 0, "ignore_eos": True}  # fmt: skip
+            "temperature": 0, "ignore_eos": True, "stream_options": {"include_usage": True}}  # fmt: skip
     times: list[int] = []
+    counted = 0
     with client.stream("POST", f"{url}/chat/completions", json=body, timeout=300) as response:
         response.raise_for_status()
         for line in response.iter_lines():
-            if line.startswith("data: {") and json.loads(line[6:])["choices"][0]["delta"].get("content") is not None:
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            if chunk.get("usage"):
+                counted = chunk["usage"]["completion_tokens"]
+            if chunk["choices"] and chunk["choices"][0]["delta"].get("content"):
                 times.append(time.perf_counter_ns())
-    return times
+    return times, counted
 
 
 def block(url: str, requests: int, tokens: int, before: Callable[[int], None], after: Callable[[int], None]) -> Block:
@@ -85,9 +91,9 @@ def block(url: str, requests: int, tokens: int, before: Callable[[int], None], a
                 except queue.Empty:
                     return
                 before(number)
-                times = stream(client, url, f"Count from {number}.", tokens)
+                times, count = stream(client, url, f"Count from {number}.", tokens)
                 after(number)
-                counted.append(len(times))
+                counted.append(count)
                 gaps.extend(b - a for a, b in pairwise(times))
 
     threads = [threading.Thread(target=work) for _ in range(AT_ONCE)]
@@ -182,7 +188,7 @@ def injections(server: VllmServer, times: int) -> None:
     def keep_streaming() -> None:
         with httpx.Client() as client:
             while not over.is_set():
-                arrived.extend(stream(client, server.url, "Tell me about rivers.", 200))
+                arrived.extend(stream(client, server.url, "Tell me about rivers.", 200)[0])
 
     thread = threading.Thread(target=keep_streaming)
     thread.start()
