@@ -1,4 +1,4 @@
-"""vLLM in a program of one's own: `LLM.generate` in the block, made in the block, everything in one process or not."""
+"""vLLM in a program of one's own, inside `with tokentrace.trace(...)`: engine and workers in children or not."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ pytestmark = pytest.mark.vllm
 
 _PROGRAM = """
 import json, sys
+import tokentrace
 
 def main():
-    from tokentrace.engines.vllm.offline import Offline
-    with Offline(deep=True) as seen:
+    with tokentrace.trace("offline", deep=True) as t:
         from vllm import LLM, SamplingParams
         llm = LLM(sys.argv[1], dtype="float32", max_model_len=256, enforce_eager=True)
         said = llm.generate(["Hi", "Once upon a time"], SamplingParams(temperature=0, max_tokens=5))
-    groups = ("tokenizer", "engine", "model")
-    rows = [[r.group, r.name, r.process, r.data] for g in groups for r in seen.agent.records(g)]
-    columns = [[c.group, c.process, len(c.arrays["name"])] for g in ("modules", "ops") for c in seen.agent.columns(g)]
-    print(json.dumps({"rows": rows, "columns": columns, "notes": seen.notes, "faults": seen.agent.faults,
+    spans = [[s.name, s.layer, s.process, s.parent, s.attributes.get("tokentrace.pass", "")] for s in t.spans]
+    passes = {name: len(one.steps) for name, one in t.report.passes.items()}
+    replies = [facts["exchange"]["text"] for facts in t.data.meta["passes"].values()]
+    print(json.dumps({"spans": spans, "passes": passes, "replies": replies, "notes": t.notes,
+                      "status": {row.layer: row.status for row in t.layers},
                       "said": [one.outputs[0].text for one in said]}, default=str))
 
 if __name__ == "__main__":
@@ -41,34 +42,26 @@ def generate(python: str, model: Path, folder: Path, **environment: str) -> dict
         env={**plain, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", **environment},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    line = next(one for one in done.stdout.splitlines() if one.startswith('{"rows"'))
+    line = next(one for one in done.stdout.splitlines() if one.startswith('{"spans"'))
     found: dict[str, Any] = json.loads(line)
     return found
 
 
-def test_children_that_appear_while_the_block_runs_are_watched(
-    vllm_python: str, model_folder: Path, tmp_path: Path
+@pytest.mark.parametrize("processes", [3, 1])
+def test_each_prompt_is_a_pass_of_one_trace_whatever_the_processes(
+    processes: int, vllm_python: str, model_folder: Path, tmp_path: Path
 ) -> None:
-    found = generate(vllm_python, model_folder, tmp_path)
-    assert found["faults"] == [] and found["notes"] == []
-    rows = found["rows"]
-    where = {(group, name): process for group, name, process, _ in rows}
-    assert len({where["tokenizer", "decode"], where["engine", "step"], where["model", "forward"]}) == 3
-    decoded = [data for _, name, _, data in rows if name == "decode"]
-    assert len(decoded) == 10 and len({data["rid"] for data in decoded}) == 2
-    texts = {rid: "".join(d["text"] for d in decoded if d["rid"] == rid) for rid in {d["rid"] for d in decoded}}
-    assert sorted(texts.values()) == sorted(found["said"])
-    finished = [data for _, name, _, data in rows if name == "finish"]
-    assert sorted(data["tokens"] for data in finished) == [5, 5]
-    assert {data["text_in"] for _, name, _, data in rows if name == "encode"} == {"Hi", "Once upon a time"}
-    assert {group for group, _, _ in found["columns"]} == {"modules", "ops"}
-    assert {process for _, process, _ in found["columns"]} == {where["model", "forward"]}
-
-
-def test_an_engine_in_the_same_process_is_watched_as_well(vllm_python: str, model_folder: Path, tmp_path: Path) -> None:
-    found = generate(vllm_python, model_folder, tmp_path, VLLM_ENABLE_V1_MULTIPROCESSING="0")
-    assert found["faults"] == []
-    assert len({process for _, _, process, _ in found["rows"]}) == 1
-    names = {name for _, name, _, _ in found["rows"]}
-    assert {"encode", "submit", "wait", "step", "work", "forward", "sample", "output", "decode", "finish"} <= names
-    assert any(group == "modules" and rows > 100 for group, _, rows in found["columns"])
+    more = {} if processes > 1 else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    found = generate(vllm_python, model_folder, tmp_path, **more)
+    assert found["notes"] == []
+    assert sorted(found["replies"]) == sorted(found["said"])
+    assert list(found["passes"]) == ["call 1", "call 2"] and set(found["passes"].values()) == {5}
+    assert [found["status"][str(layer)] for layer in (8, 7, 6, 5)] == ["unseen", "seen", "seen", "seen"]
+    spans = found["spans"]
+    assert [parent for *_, parent, _ in spans].count(-1) == 1, "one root"
+    where = {name: process for name, _, process, _, _ in spans}
+    assert len({where["encode"], where["step"], where["forward"]}) == processes
+    names = {name for name, *_ in spans}
+    assert {"encode", "submit", "step", "forward", "sample", "decode", "layers.0.mlp"} <= names
+    if processes > 1:
+        assert found["status"]["4"] == "seen", "the worker's operators"

@@ -68,8 +68,11 @@ def with_vllm(factories: Mapping[str, Callable[[], Group]]) -> dict[str, Callabl
     return {name: _both(make, _VLLM[name]) if name in _VLLM else make for name, make in factories.items()}
 
 
-def vllm_operators() -> Group:
-    """The group "ops" for a process that may load vLLM later. Raises GroupUnavailable until a model may run here."""
+def operators(otherwise: Callable[[], Group]) -> Group:
+    """The group "ops" of a process that may load vLLM later: around vLLM's steps where its model runs here, `otherwise`
+    where vLLM is not loaded. Raises GroupUnavailable while its model runs elsewhere."""
+    if "vllm" not in sys.modules:
+        return otherwise()
     if not any(name in sys.modules for name in MODEL_MODULES):
         raise GroupUnavailable("no model of vLLM runs in this process", "")
     from tokentrace.agent.vllm_ops import OpsGroup

@@ -1,21 +1,24 @@
 """A model that runs in the program itself: the agent is started here, in this process, and asked over its own socket.
 
-The same groups of hooks record as in a server, so that the same probes read them. Nothing happens in a program that
-has loaded no engine when the block begins.
+The same groups of hooks record as in a server, so that the same probes read them: transformers' `generate`, and vLLM's
+`LLM`, whose engine and workers may be children of this process. Nothing happens in a program that has loaded no
+transformers when the block begins and has no vLLM.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tokentrace.agent_client import AgentClient
+from tokentrace.agent_client import AgentClient, AgentGroup
 from tokentrace.errors import ProbeUnavailable, TokentraceError
 from tokentrace.layers import load
 from tokentrace.probe import LayerState, Probe, ProbeContext, Raw
@@ -23,6 +26,14 @@ from tokentrace.registry import create
 
 DEEP_FIX = "with tokentrace.trace(name, deep=True)"
 _PATIENCE_S = 5.0
+_GENERATE = "transformers.generation.utils"
+
+
+class _Growing(AgentGroup):
+    """Processes may join while the block runs, and what nobody can do now one of those may."""
+
+    def enable(self, group: str, options: Mapping[str, Any] | None = None) -> None:
+        self.want(group, options)
 
 
 class InProcess:
@@ -32,7 +43,8 @@ class InProcess:
         self._deep, self._layers = deep, layers
         self._restore: dict[str, Any] = {}
         self._context = ProbeContext("trace", "once", deep, options={"with_text": True})
-        self.agent: AgentClient | None = None
+        self.agent: AgentGroup | None = None
+        self._children: Any = None  # of vLLM
         self.probes: list[Probe] = []
         #: Layers whose probe could not be armed.
         self.unseen: dict[int, LayerState] = {}
@@ -41,7 +53,7 @@ class InProcess:
 
     def start(self) -> None:
         """Never raises: the program inside the block must run whatever becomes of its trace."""
-        self._late = "transformers.generation.utils" not in sys.modules
+        self._late = _GENERATE not in sys.modules and not _may_use_vllm()
         try:
             if not self._late:
                 self._start_agent()
@@ -53,20 +65,39 @@ class InProcess:
         from tokentrace import agent
         from tokentrace.agent import generate_hooks
 
+        with_vllm = _may_use_vllm()
         running = agent.running()
-        if running is None:
+        if running is not None:
+            path = running.path
+        elif with_vllm:
+            from tokentrace.engines.vllm.offline import socket_template
+
+            template = socket_template()
+            agent.start(template)
+            path = template.replace("{pid}", str(os.getpid()))
+        else:
             # It stays for as long as the process lives, asleep while no trace is open.
             folder = tempfile.mkdtemp(prefix="tokentrace-")  # mode 0700
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
             path = str(Path(folder) / "agent.sock")
             agent.start(path)
-        else:
-            path = running.path
-        if self._deep:
+        if self._deep and "torch" in sys.modules:
             _first_profile()
-        self._restore = agent.replace_groups(generate_hooks.GROUPS)
-        self.agent = AgentClient.connect(path, timeout_s=_PATIENCE_S)
+        groups: Mapping[str, Any] = generate_hooks.GROUPS
+        if with_vllm:
+            from tokentrace.agent import together
+
+            ops = generate_hooks.GROUPS["ops"]
+            groups = {**together.with_vllm(groups), "ops": lambda: together.operators(ops)}
+        self._restore = agent.replace_groups(groups)
+        own = AgentClient.connect(path, timeout_s=_PATIENCE_S)
+        self.agent = _Growing([own]) if with_vllm else AgentGroup([own])
         self.agent.begin_pass()
+        if with_vllm:
+            from tokentrace.engines.vllm.offline import Children
+
+            self._children = Children(self.agent)
+            self._children.start()
         self._context.agent = self.agent
 
     def _arm(self) -> None:
@@ -97,12 +128,15 @@ class InProcess:
         """Put everything back and fetch what was recorded. Never raises."""
         for probe in self.probes:
             probe.disarm()
-        if self._late and "transformers.generation.utils" in sys.modules:
+        if self._late and _GENERATE in sys.modules:
             self.notes.append(
                 "transformers was loaded inside the block and is not watched: import it before the block begins"
             )
         if self.agent is None:
             return
+        if self._children is not None:
+            self._children.stop()
+            self.notes += self._children.notes
         with contextlib.suppress(TokentraceError):
             self.agent.end_pass()
         self.agent.records("engine")  # decoded now, before the connection goes
@@ -141,6 +175,11 @@ class InProcess:
             "completion_tokens": finish.get("tokens"),
             "finish_reason": finish.get("reason") or "",
         }
+
+
+def _may_use_vllm() -> bool:
+    """Whether this program may load vLLM, now or inside the block; its hooks wait for it then."""
+    return "vllm" in sys.modules or find_spec("vllm") is not None
 
 
 def _first_profile() -> None:
