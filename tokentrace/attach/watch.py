@@ -223,26 +223,36 @@ def _phase_of(step: Raw, rid: str) -> str:
     return "prefill" if rid in (step.data.get("cached_tokens") or {}) else "decode"
 
 
-def table(rows: Sequence[Row], under_way: int = 0, most: int = 30) -> Table:
-    """The last rows as a table for the terminal."""
+#: Of the table: name, width, and which goes first where the terminal is narrow (the highest number).
+_COLUMNS = (("request", 24, 5), ("tokens", 11, 4), ("first token", 11, 0), ("waited", 7, 0), ("prefill", 7, 0),
+            ("per token", 9, 0), ("batch", 5, 3), ("took most", 24, 0))  # fmt: skip
+_GAP = 2
+_WIDE = 140  # of a file or a pipe
+
+
+def table(rows: Sequence[Row], under_way: int = 0, most: int = 30, width: int = 0) -> Table:
+    """The last rows as a table; in `width` columns (0: any) whole columns are left out rather than a figure cut."""
     from rich.table import Table
 
-    shown = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for name, width in (("request", 24), ("tokens", 11), ("first token", 11), ("waited", 7), ("prefill", 7),
-                        ("decode per token", 16), ("batch", 5), ("took most", 24)):  # fmt: skip
+    columns = list(_COLUMNS)
+    while width and sum(wide + _GAP for _, wide, _ in columns) > width and any(rank for *_, rank in columns):
+        columns.remove(max(columns, key=lambda one: one[2]))
+    shown = Table(box=None, header_style="bold", padding=(0, _GAP, 0, 0))
+    for name, wide, _ in columns:
         left = name in ("request", "took most")
-        shown.add_column(name, justify="left" if left else "right", no_wrap=True, min_width=width)
+        shown.add_column(name, justify="left" if left else "right", no_wrap=True, min_width=wide)
     for row in rows[-most:]:
-        shown.add_row(
-            row.request if len(row.request) <= 24 else f"{row.request[:23]}…",
-            f"{_count(row.prompt_tokens)} + {_count(row.reply_tokens)}",
-            _time(row.ttft_ns),
-            _time(row.wait_ns),
-            _time(row.prefill_ns),
-            _time(row.decode_ns_per_token),
-            _count(row.batch),
-            f"{row.layer} {row.share:.0%}" if row.layer and row.share is not None else "?",
-        )
+        cells = {
+            "request": row.request if len(row.request) <= 24 else f"{row.request[:23]}…",
+            "tokens": f"{_count(row.prompt_tokens)} + {_count(row.reply_tokens)}",
+            "first token": _time(row.ttft_ns),
+            "waited": _time(row.wait_ns),
+            "prefill": _time(row.prefill_ns),
+            "per token": _time(row.decode_ns_per_token),
+            "batch": _count(row.batch),
+            "took most": f"{row.layer} {row.share:.0%}" if row.layer and row.share is not None else "?",
+        }
+        shown.add_row(*(cells[name] for name, *_ in columns))
     if under_way:
         shown.caption = f"{plural(under_way, 'request')} under way"
     return shown
@@ -265,15 +275,19 @@ def show(runs: Callable[[Callable[[int], None]], Iterator[tuple[Row, workflow.Ru
 
     rows: list[Row] = []
     if not console.is_terminal:
-        console.print(table([]))
+        console.print(table([]), crop=False, width=_WIDE)
         for row, _ in runs(lambda under_way: None):
             rows.append(row)
             lines = table([row])
             lines.show_header = False
-            console.print(lines)
+            console.print(lines, crop=False, width=_WIDE)
         return rows
-    with Live(table([]), console=console, refresh_per_second=5) as live, contextlib.suppress(KeyboardInterrupt):
-        for row, _ in runs(lambda under_way: live.update(table(rows, under_way))):
+    wide = console.width
+    with (
+        Live(table([], width=wide), console=console, refresh_per_second=5) as live,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        for row, _ in runs(lambda under_way: live.update(table(rows, under_way, width=wide))):
             rows.append(row)
-            live.update(table(rows))
+            live.update(table(rows, width=wide))
     return rows
