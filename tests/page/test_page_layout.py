@@ -12,6 +12,7 @@ from support.records import T0, request_pass
 from tokentrace.errors import EndpointError
 from tokentrace.model import IdSource
 from tokentrace.probe import LayerState
+from tokentrace.report import build
 from tokentrace.stitch import stitch
 
 SIZES = {"phone": (390, 844), "tablet": (820, 1180), "screen": (1440, 900)}
@@ -121,3 +122,35 @@ def test_a_request_that_failed_or_was_cut_says_so(opened: Callable[..., Opened])
     cut = [request_pass("cold", ids=ids, deep=False), request_pass("warm", ids=ids, deep=False, at=T0 + 10**9, steps=1)]
     one = opened(stitch(cut, ids=ids, meta={"prompt": "Hi"}))
     assert one.page.locator("#passes button").all_inner_texts() == ["cold", "warm"]
+
+
+def test_time_of_no_layer_has_no_layers_colour(opened: Callable[..., Opened]) -> None:
+    """Seen from outside only, most of a request is the wait for the server, which no layer owns."""
+    ids = IdSource(5)
+    records = request_pass("once", ids=ids, deep=False, states=[LayerState(8)])
+    records.records = [record for record in records.records if record.layer == 8 and record.process == "100"]
+    trace = stitch([records], ids=ids, meta={"prompt": "Hi"})
+    report = build(trace)
+    assert report.unattributed_ns > 0.5 * report.wall_ns, "or this test shows nothing"
+    one = opened(trace, report)
+    parts = one.do(
+        """() => [...document.querySelectorAll(".frame .stack")].map((stack) => {
+            const high = (i) => i.getBoundingClientRect().height;
+            return [[...stack.querySelectorAll(".nobody")].reduce((sum, i) => sum + high(i), 0), high(stack)];
+        })"""
+    )
+    frames = one.do("() => tokentrace.timeline.pass.frames")
+    for (nobody, high), frame in zip(parts, frames, strict=True):
+        part = frame["unattributed"] / (frame["end"] - frame["start"])
+        assert nobody == pytest.approx(part * high, abs=1.5)
+    widths = one.do(
+        """() => Object.fromEntries([["lane", "#lane-8 .meter i"], ["rest", "#lanes .rest .meter i"],
+            ["table", "#layers [data-layer='8'] .meter i"], ["gap", "#layers .rest .meter i"]].map(([name, where]) => {
+            const bar = document.querySelector(where);
+            return [name, parseFloat(bar.style.width) / 100];
+        }))"""
+    )
+    row = next(row for row in report.layers if row.layer == 8)
+    assert widths["lane"] == pytest.approx((row.own_ns_down or 0) / report.wall_ns, rel=0.01)
+    assert widths["table"] == pytest.approx((row.own_ns_down or 0) / report.wall_ns, rel=0.01)
+    assert widths["rest"] == widths["gap"] == pytest.approx(report.unattributed_ns / report.wall_ns, rel=0.01)

@@ -19,7 +19,7 @@ export function showLanes(trace, state, go) {
       draw();
       document.querySelector(`#lane-${layer} .name`).focus();
     };
-    put("lanes", ends(trace, state, now), now.layers.map((lane) => row(lane, now, open.has(lane.layer), toggle, go)), note(now));
+    put("lanes", ends(trace, state, now), now.layers.map((lane) => row(lane, now, open.has(lane.layer), toggle, go)), ofNobody(now), note(now));
     rails.attach();
   };
   state.on(["pass", "frame"], (changed) => {
@@ -42,8 +42,8 @@ function moment(trace, state) {
     meta: trace.story.layers.find((one) => one.number === row.layer),
     ways: Object.fromEntries(WAYS.map((way) => [way, at(row, way, { pass, frame, told, isMain })])),
   }));
-  const most = Math.max(1, ...layers.flatMap((lane) => WAYS.map((way) => lane.ways[way].spent ?? 0)));
-  return { pass, frame, reference, layers, most, estimated: layers.some((lane) => WAYS.some((way) => lane.ways[way].estimated)) };
+  const nobody = frame ? frame.unattributed : isMain ? report.unattributed_ns : told?.unattributed_ns ?? null;
+  return { pass, frame, reference, layers, nobody, estimated: layers.some((lane) => WAYS.some((way) => lane.ways[way].estimated)) };
 }
 
 function sum(own) {
@@ -111,7 +111,7 @@ function cell(lane, way, now) {
     spent === null ? h("div.spent", {}, h("b.unknown", {}, `time not known${whyUnknown(lane, now)}`)) : h(
       "div.spent", {},
       h("b", {}, (estimated ? "~" : "") + duration(spent)),
-      h("div.meter", { "aria-hidden": "true" }, spent ? h("i", { style: { width: `${(100 * spent) / now.most}%` } }) : null),
+      h("div.meter", { "aria-hidden": "true" }, spent ? h("i", { style: { width: `${(100 * spent) / Math.max(now.reference, 1)}%` } }) : null),
       h("small", {}, hidden(lane, way, now) ? "behind a lower layer" : share(spent, now.reference)),
     ),
   );
@@ -141,6 +141,21 @@ function more(lane, go) {
       return h("div", {}, h("dt", {}, name), h("dd", { title: text }, text));
     })) : null,
     lane.evidence ? h("p", {}, h("button.link", { type: "button", click: () => go.toLayer(lane.layer, lane.evidence_pass) }, `Show its longest span in the ${lane.evidence_pass} pass`)) : null,
+  );
+}
+
+/** The rest of the time, so that the bars add up to the whole. */
+function ofNobody(now) {
+  if (!now.nobody) return null;
+  return h(
+    "div.row.rest", {},
+    h("p.soft", {}, h("i.nobody"), "of no layer"),
+    h("div.cell", {}, h(
+      "div.spent", {},
+      h("b", {}, duration(now.nobody)),
+      h("div.meter", { "aria-hidden": "true" }, h("i.nobody", { style: { width: `${(100 * now.nobody) / Math.max(now.reference, 1)}%` } })),
+      h("small", {}, share(now.nobody, now.reference)),
+    )),
   );
 }
 

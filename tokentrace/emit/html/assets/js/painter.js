@@ -28,7 +28,7 @@ export function paintLine(context, trace, line, span, top, height, options) {
       index = Math.max(next, index + 1);
       continue;
     }
-    if (envelope[row]) paintEnvelope(context, left + x, top, right - x, height, dim, lines);
+    if (envelope[row]) paintEnvelope(context, left + x, top, right - x, height, dim, lines, options.neutral);
     else {
       context.globalAlpha = TINTS[(name[row] * 7) % TINTS.length] * dim;
       context.fillRect(left + x, top, Math.max(right - x - 0.6, 0.6), height);
@@ -51,8 +51,9 @@ function paintSkipped(context, trace, line, from, to, matches, x, top, height) {
   }
 }
 
-/** A span that merely holds others together: a frame, hardly filled. */
-function paintEnvelope(context, x, top, width, height, dim, lines) {
+/** A span that merely holds others together, or waits: a frame, hardly filled, in no layer's colour. */
+function paintEnvelope(context, x, top, width, height, dim, lines, neutral) {
+  context.fillStyle = neutral;
   context.globalAlpha = 0.2 * dim;
   context.fillRect(x, top, width, height);
   context.globalAlpha = 0.7 * dim;

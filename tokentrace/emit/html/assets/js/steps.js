@@ -72,7 +72,7 @@ function columns(frames) {
     const length = frame.end - frame.start;
     const text = textOf(frame);
     return h(
-      "button.frame", { type: "button", title: `${title(frame, index)}: ${duration(length)}` },
+      "button.frame", { type: "button", title: `${title(frame, index)}: ${duration(length)}${frame.unattributed ? `, ${duration(frame.unattributed)} of it of no layer` : ""}` },
       h("span", {}, duration(length)),
       h("div.stack", { style: { height: `${Math.max((HEIGHT * length) / longest, 2)}px` } }, frames.length > PLAIN ? null : stack(frame)),
       h(`span.chip${text ? "" : ".none"}`, {}, text ? visible(text) : frame.tokens.length ? "end" : frame.phase),
@@ -80,7 +80,7 @@ function columns(frames) {
   });
 }
 
-/** The user's layers above the chip's, as everywhere on this page. */
+/** The user's layers above the chip's, as everywhere on this page; below them the time that no layer owns. */
 function stack(frame) {
   if (!frame.own) return null;
   const found = [];
@@ -88,6 +88,7 @@ function stack(frame) {
     const spent = (frame.own[`${layer}.down`] ?? 0) + (frame.own[`${layer}.up`] ?? 0);
     if (spent) found.push(h("i", { "data-layer": layer, style: { "flex-grow": spent, "flex-basis": "0" } }));
   }
+  if (frame.unattributed) found.push(h("i.nobody", { style: { "flex-grow": frame.unattributed, "flex-basis": "0" } }));
   return found;
 }
 

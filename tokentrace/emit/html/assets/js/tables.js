@@ -38,8 +38,8 @@ export function showLayers(trace) {
   const { report, passes } = trace.story;
   const columns = passes.map((pass) => ({ pass, told: report.passes[pass.name] })).filter((column) => column.told);
   const spent = (told, layer) => ["down", "up"].map((way) => told.own_ns[`${layer}.${way}`] ?? 0);
-  const most = Math.max(1, ...columns.flatMap(({ told }) => report.layers.map((row) => spent(told, row.layer).reduce((a, b) => a + b))));
-  document.getElementById("own-hint").textContent = columns.length > 1 ? "As measured in each pass, on one scale. Pale: on the way back." : "As measured. Pale: on the way back.";
+  const most = Math.max(1, ...columns.map(({ told }) => told.wall_ns));
+  document.getElementById("own-hint").textContent = `As measured${columns.length > 1 ? " in each pass" : ""}, on one scale: a full bar is the whole of ${columns.length > 1 ? "the longest request" : "the time"}. Pale: on the way back.`;
   const cell = (row, { told }) => {
     const [down, up] = spent(told, row.layer);
     if (!down && !up) return h("td.dim", {}, h("div.amount.dim", {}, h("span", {}, quiet(row, told))));
@@ -55,7 +55,7 @@ export function showLayers(trace) {
       h(
         "tbody", {},
         report.layers.map((row) => h("tr", { "data-layer": row.layer }, h("td", {}, h("i.key"), `${row.layer} ${row.title}`), columns.map((column) => cell(row, column)))),
-        line("of no layer", (told) => duration(told.unattributed_ns)),
+        h("tr.minor.rest", {}, h("td", {}, h("i.key.nobody"), "of no layer"), columns.map(({ told }) => h("td", {}, h("div.amount", {}, h("span", {}, duration(told.unattributed_ns)), h("div.meter", { "aria-hidden": "true" }, told.unattributed_ns ? h("i.nobody", { style: { width: `${(100 * told.unattributed_ns) / most}%` } }) : null))))),
         line("the request", (told) => duration(told.wall_ns), "total"),
         columns.some(({ told }) => told.ttft_ns !== null) ? line("first token", (told) => duration(told.ttft_ns)) : null,
         columns.some(({ told }) => told.cached_tokens) ? line("tokens from the cache", (told) => String(told.cached_tokens ?? "–")) : null,

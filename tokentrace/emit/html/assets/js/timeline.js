@@ -37,7 +37,7 @@ export class Timeline {
   }
 
   legend() {
-    return h("p.legend-line", {}, "Drag to move, Ctrl and wheel to zoom, double click to fit a span, Shift and drag to choose a stretch. Framed spans hold others together and own no time.");
+    return h("p.legend-line", {}, "Drag to move, Ctrl and wheel to zoom, double click to fit a span, Shift and drag to choose a stretch. Grey framed spans hold others together or wait, and own no time.");
   }
 
   /** [{ line, layer, top }] and the height of all. */
@@ -89,7 +89,7 @@ export class Timeline {
     const before = performance.now();
     const { context, trace, state, span, width } = this;
     const pick = (this.pick = colours());
-    const options = { matches: this.matches, selected: state.row, ink: pick("ink"), onLayer: pick("on-layer"), accent: pick("accent"), lines: pick("faint"), text: true };
+    const options = { matches: this.matches, selected: state.row, ink: pick("ink"), onLayer: pick("on-layer"), accent: pick("accent"), lines: pick("faint"), neutral: pick("layer-0"), text: true };
     const scroll = this.view.scrollTop;
     context.clearRect(0, 0, width, this.shown);
     context.font = "11px system-ui, sans-serif";
@@ -210,7 +210,7 @@ export class Timeline {
     const groups = this.groups.filter((group) => group.layer);
     const height = (MAP - 6) / Math.max(groups.length, 1);
     for (const [index, group] of groups.entries()) {
-      for (const line of group.lines) paintLine(context, trace, line, span, 3 + index * height, height - 0.5, { colour: this.pick(`layer-${group.layer}`), selected: -1, lines: "transparent" });
+      for (const line of group.lines) paintLine(context, trace, line, span, 3 + index * height, height - 0.5, { colour: this.pick(`layer-${group.layer}`), selected: -1, lines: "transparent", neutral: this.pick("layer-0") });
     }
     return canvas;
   }
