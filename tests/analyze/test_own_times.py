@@ -220,3 +220,22 @@ def test_a_trace_without_passes_is_analysed_as_one() -> None:
     by_number = {layer.layer.number: layer for layer in found.layers}
     assert by_number[6].own_ns == 80
     assert (by_number[2].status, by_number[2].reason) == ("unseen", "not recorded")
+
+
+def test_steps_that_the_profiler_did_not_record_say_nothing_of_the_proportions() -> None:
+    """A profiler records the first steps of a long reply; the others must not count as time of layer 5 alone."""
+
+    def shares(recorded: int) -> dict[int, float]:
+        ids = IdSource(5)
+        deep = request_pass("deep", ids=ids, at=T0 + 10**9, steps=9)
+        steps = sorted((r.start_ns, r.end_ns) for r in deep.records if r.name == "step")
+        begun = steps[:recorded][-1][1]
+        deep.records = [r for r in deep.records if r.layer not in (4, 3) or r.start_ns < begun]
+        trace = stitch([request_pass("warm", ids=ids, deep=False, steps=9), deep], ids=ids)
+        found = analyze(trace)
+        check_sums(found)
+        return {row.layer.number: (row.own_ns or 0) / found.main.wall_ns for row in found.layers}
+
+    whole, part = shares(9), shares(3)
+    assert whole[3] > 0.1
+    assert part == pytest.approx(whole, abs=0.01)

@@ -112,7 +112,7 @@ def analyze(trace: Trace) -> Analysis:
     shared = None
     if deep is not None and deep is not main:
         light = _split.parts(trace, main.view, main.own_by_row)
-        shared = _split.by_proportions(light, _split.parts(trace, deep.view, deep.own_by_row))
+        shared = _split.by_proportions(light, _split.parts(trace, deep.view, deep.own_by_row, looked_into=True))
     found = sweep(trace, main.view)
     holes = gaps(trace, main.view, found)
     seeing = deep or main

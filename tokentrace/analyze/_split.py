@@ -29,21 +29,34 @@ def divide(amount: int, weights: Sequence[int]) -> list[int]:
     return shares
 
 
-def parts(trace: Trace, view: PassView, own: Mapping[int, int]) -> dict[Part, dict[Place, int]]:
-    """Own time of layers 5 to 3 by part of the model and place, ns."""
-    part_of: dict[int, Part] = {}
-    found: dict[Part, dict[Place, int]] = {}
+def parts(
+    trace: Trace, view: PassView, own: Mapping[int, int], *, looked_into: bool = False
+) -> dict[Part, dict[Place, int]]:
+    """Own time of layers 5 to 3 by part of the model and place, ns.
+
+    A profiler records the first steps of a long reply only. With `looked_into`, passes through a part that show nothing
+    below it are left out where others do: they say nothing of the proportions.
+    """
+    known: dict[int, tuple[Part, int]] = {}
+    times: dict[Part, dict[int, dict[Place, int]]] = {}  # by the outermost span
     for row, spent in own.items():
         if trace.layer[row] in _MODEL:
-            part = _part(trace, row, part_of)
-            places = found.setdefault(part, {})
+            part, outermost = _part(trace, row, known)
+            places = times.setdefault(part, {}).setdefault(outermost, {})
             place = trace.layer[row], direction_of(trace, row)
             places[place] = places.get(place, 0) + spent
+    found: dict[Part, dict[Place, int]] = {}
+    for part, through in times.items():
+        seen = [places for places in through.values() if any(layer < 5 for layer, _ in places)] if looked_into else []
+        total = found[part] = {}
+        for places in seen or through.values():
+            for place, spent in places.items():
+                total[place] = total.get(place, 0) + spent
     return found
 
 
-def _part(trace: Trace, row: int, known: dict[int, Part]) -> Part:
-    """The outermost span of layer 5 that this row lies in."""
+def _part(trace: Trace, row: int, known: dict[int, tuple[Part, int]]) -> tuple[Part, int]:
+    """The outermost span of layer 5 that this row lies in: its name and phase, and its row."""
     path = []
     outermost = row
     at = row
@@ -53,12 +66,12 @@ def _part(trace: Trace, row: int, known: dict[int, Part]) -> Part:
             outermost = at
         at = trace.parent[at]
     if at in known:
-        part = known[at]
+        found = known[at]
     else:
         phase = str(trace.attributes(at).get("tokentrace.step.phase", "")) if at > 0 else ""
-        part = trace.names[trace.name[outermost]], phase
-    known.update(dict.fromkeys(path, part))
-    return part
+        found = (trace.names[trace.name[outermost]], phase), outermost
+    known.update(dict.fromkeys(path, found))
+    return found
 
 
 def by_proportions(

@@ -158,7 +158,7 @@ class _Cut:
 
     def share_out(self, deep: PassTimes) -> None:
         """Layers 5 to 3 in the deep pass's proportions, as the whole pass's times are."""
-        weights = _split.parts(self.trace, deep.view, deep.own_by_row)
+        weights = _split.parts(self.trace, deep.view, deep.own_by_row, looked_into=True)
         for frame, rows in zip(self.frames, self.own_by_row, strict=True):
             shared = _split.by_proportions(_split.parts(self.trace, self.view, rows), weights)
             if shared is None:

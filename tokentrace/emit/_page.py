@@ -243,7 +243,7 @@ class Page:
 def _cells(row: LayerRow) -> Iterable[tuple[tuple[str, ...], str]]:
     """The lines of one layer: down, up; or one line when nothing was seen."""
     name = f"{row.layer} {row.title}"
-    spans = f"{row.evidence:,}" if row.evidence else "–"
+    spans = "–" if not row.evidence else _many(row.evidence)
     part = "–" if row.share is None else share(row.share, 1)
     if row.status != "seen" and not row.own_ns_down and not row.own_ns_up:
         if row.status == "idle":
@@ -256,6 +256,11 @@ def _cells(row: LayerRow) -> Iterable[tuple[tuple[str, ...], str]]:
     up = "–" if row.own_ns_up is None else mark + duration(row.own_ns_up)
     yield (name, clean(f"↓ {row.form_in} → {row.form_out}"), down, part, spans), ""
     yield ("", clean(f"↑ {row.form_up_in} → {row.form_up_out}"), up, "", ""), ""
+
+
+def _many(count: int) -> str:
+    """In six characters."""
+    return f"{count:,}" if count < 100_000 else f"{count / 1000:,.0f}k"
 
 
 def _alike(layers: list[LayerRow]) -> list[list[LayerRow]]:
