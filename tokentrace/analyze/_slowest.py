@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from tokentrace.analyze._passes import PassView, name_of
+from tokentrace.analyze._passes import NONE, PassView, name_of
 from tokentrace.analyze._steps import StepRow
 from tokentrace.analyze._sweep import Gap
 from tokentrace.model import Trace
@@ -76,6 +76,11 @@ def slowest(
             compiling += spent
         elif layer >= 5 and not (layer in (5, 6) and name in in_steps):
             names[layer, name] = names.get((layer, name), 0) + spent
+    if not steps:  # a recording: nothing above says where the work of the chip belongs
+        for number, title in ((3, "Kernels and launches"), (4, "Operators")):
+            low = sum(spent for row, spent in own.items() if trace.layer[row] == number)
+            if low and top:
+                candidates.append((low, title, f", most of it in {top[0].name} ({duration(top[0].own_ns)})"))
     if compiling:
         candidates.append((compiling, "Compiling", ""))
     if names:
@@ -87,7 +92,8 @@ def slowest(
     if not candidates:
         return ""
     spent, what, where = max(candidates, key=lambda c: c[0])
-    text = f"{what} took {duration(spent)}, {share(spent, view.wall_ns)} of the request{where}"
+    whole = "request" if view.chat != NONE or trace.meta.get("mode") == "trace" else "recording"
+    text = f"{what} took {duration(spent)}, {share(spent, view.wall_ns)} of the {whole}{where}"
     if top and layers_own_ns and what.startswith(("Prefill", "Decoding", "Mixed")):
         text += f"; inside, {top[0].name} had {share(top[0].own_ns, layers_own_ns)} of the operators' time"
     return f"{text}."
