@@ -76,7 +76,7 @@ def slowest(
             compiling += spent
         elif layer >= 5 and not (layer in (5, 6) and name in in_steps):
             names[layer, name] = names.get((layer, name), 0) + spent
-    if not steps:  # a recording: nothing above says where the work of the chip belongs
+    if not candidates:  # a recording: nothing above says where the work of the chip belongs
         for number, title in ((3, "Kernels and launches"), (4, "Operators")):
             low = sum(spent for row, spent in own.items() if trace.layer[row] == number)
             if low and top:
