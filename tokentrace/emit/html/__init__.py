@@ -36,11 +36,11 @@ def write(trace: Trace, path: Path | str, report: Report | None = None) -> None:
 def render(trace: Trace, report: Report | None = None) -> bytes:
     """The page as UTF-8."""
     from tokentrace.analyze import analyze
-    from tokentrace.emit.html import _bundle, _pack, _story
+    from tokentrace.emit.html import _bundle, _pack, _recording, _story
     from tokentrace.report import build
 
     found = analyze(trace)
-    report = report or build(trace, found)
+    report = _recording.told(trace, report or build(trace, found))
     packed = zlib.compress(_pack.pack(trace, _story.story(trace, found, report)), 6)
     text = base64.b64encode(packed).decode()
     data = "\n".join(text[start : start + _LINE] for start in range(0, len(text), _LINE))
@@ -55,6 +55,13 @@ def render(trace: Trace, report: Report | None = None) -> bytes:
         "without_script": _without_script(report),
     }
     return _bundle.page(parts).encode()
+
+
+def recorded(trace: Trace) -> dict[str, int] | None:
+    """{shown, folded}: how many events of an imported recording are spans of this trace, and how many it folded."""
+    from tokentrace.emit.html import _recording
+
+    return _recording.counts(trace)
 
 
 def _hash(text: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tokentrace.analyze.frames import Frame, folded, frames
+from tokentrace.emit.html import _recording
 from tokentrace.emit.html._evidence import evidence, slowest_row
 from tokentrace.emit.perfetto import WATTS, WATTS_AT
 from tokentrace.layers import load
@@ -39,7 +40,13 @@ def story(trace: Trace, found: Analysis, report: Report) -> dict[str, Any]:
         "power": _power(trace, found, epoch),
         "meta": {key: trace.meta[key] for key in _META if key in trace.meta},
         "root": trace.attributes(0) if len(trace) else {},
+        "recording": _recording.story(trace),
+        "interrupted": [name for name, one in found.passes.items() if _interrupted(one.view.exchange)],
     }
+
+
+def _interrupted(exchange: Mapping[str, Any]) -> bool:
+    return bool(exchange.get("interrupted")) or "interrupted" in (exchange.get("notes") or ())
 
 
 def _cut(text: str) -> str:

@@ -75,6 +75,11 @@ class Trace {
     this.read = new Map();
   }
 
+  /** What this page is about, in a word. */
+  get whole() {
+    return this.story.recording ? "recording" : "request";
+  }
+
   nameOf(row) {
     return this.names[this.name[row]];
   }

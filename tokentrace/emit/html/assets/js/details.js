@@ -43,10 +43,11 @@ function content(trace, state, timeline) {
 
 function times(trace, row, pass) {
   const length = trace.lengthOf(row);
-  const found = [["took", pass && pass.row !== row ? `${duration(length)}, ${share(length, pass.end - pass.start)} of the request` : duration(length)]];
+  const found = [["took", pass && pass.row !== row ? `${duration(length)}, ${share(length, pass.end - pass.start)} of the ${trace.whole}` : duration(length)]];
   const self = trace.selfTime(row);
   if (duration(self) !== duration(length)) found.push(["without children", duration(self)]);
-  if (pass) found.push(["began", `${duration(trace.start[row] - pass.start)} after the request`, ], ["pass", pass.name]);
+  if (pass) found.push(["began", `${duration(trace.start[row] - pass.start)} after the ${trace.whole} began`]);
+  if (pass && trace.story.passes.length > 1) found.push(["pass", pass.name]);
   const process = trace.header.processes[trace.process[row]];
   if (process.key) found.push(["process, thread", `${process.key}, ${trace.header.threads[trace.thread[row]] || "–"}`]);
   const id = trace.header.ids[row];

@@ -58,6 +58,11 @@ export function check(buttons, index) {
   }
 }
 
+/** A sentence whose `names` in backticks are set as code. */
+export function prose(text) {
+  return text.split(/`([^`]+)`/).map((part, index) => (index % 2 ? h("code", {}, part) : part));
+}
+
 /** What a screen reader should say now. */
 export function announce(text) {
   document.getElementById("live").textContent = text;

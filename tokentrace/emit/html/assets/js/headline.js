@@ -1,19 +1,21 @@
 /* The run in short: what was asked and answered, how fast, and where the time went. */
 
-import { h, put } from "./dom.js";
+import { h, prose, put } from "./dom.js";
 import { count, duration, median, share } from "./format.js";
 
 export function showHeadline(trace, go) {
   const { report, headline, passes } = trace.story;
-  const imported = !report.prompt && !report.reply;
+  const imported = Boolean(trace.story.recording) || (!report.prompt && !report.reply);
   const main = passes.find((one) => one.name === headline);
   put(
     "headline",
     h("p.facts", {}, facts(trace, imported)),
     imported ? null : talk(report),
     report.error ? failure(report.error) : null,
+    cutShort(trace.story),
+    extract(trace),
     h("dl.figures", {}, figures(report, main, imported)),
-    h("p.lead", {}, report.slowest || "Nothing stands out.", " ", trace.story.slowest ? jump(trace.story.slowest, go) : null),
+    h("p.lead", {}, prose(report.slowest || "Nothing stands out."), " ", trace.story.slowest ? jump(trace.story.slowest, go) : null),
     bar(report),
     legend(report),
   );
@@ -44,6 +46,21 @@ function talk(report) {
 function failure(error) {
   const where = error.layer ? ` (layer ${error.layer})` : "";
   return h("div.failure", { role: "alert" }, h("b", {}, `The request failed${where}. `), error.message, error.fix ? h("p.soft", {}, `Fix: ${error.fix}`) : null);
+}
+
+/** Whoever stopped the run sees less than a whole one, and the page says so first. */
+function cutShort({ interrupted, passes }) {
+  if (!interrupted.length) return null;
+  const where = passes.length > 1 ? ` in the ${interrupted.join(" and the ")} pass` : "";
+  return h("div.failure.cut", { role: "alert" }, h("b", {}, `This run was interrupted${where}. `), "The page shows what had come until then: the reply and the times are not those of a whole run.");
+}
+
+/** How much of a recording is here. */
+function extract(trace) {
+  const { recording } = trace.story;
+  if (!recording?.folded) return null;
+  const all = recording.shown + recording.folded;
+  return h("p.extract", {}, `This page shows ${recording.shown.toLocaleString("en")} of ${all.toLocaleString("en")} recorded events as spans; ${recording.folded.toLocaleString("en")} are folded into the spans around them.`);
 }
 
 function figures(report, main, imported) {

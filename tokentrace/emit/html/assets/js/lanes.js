@@ -19,7 +19,7 @@ export function showLanes(trace, state, go) {
       draw();
       document.querySelector(`#lane-${layer} .name`).focus();
     };
-    put("lanes", ends(trace, state, now), now.layers.map((lane) => row(lane, now, open.has(lane.layer), toggle, go)), ofNobody(now), note(now));
+    put("lanes", ends(trace, state, now), now.layers.map((lane) => row(trace, lane, now, open.has(lane.layer), toggle, go)), ofNobody(now), note(now));
     rails.attach();
   };
   state.on(["pass", "frame"], (changed) => {
@@ -59,7 +59,7 @@ function at(row, way, { pass, frame, told, isMain }) {
   const form = way === "down" ? [row.form_in, row.form_out] : [row.form_up_in, row.form_up_out];
   if (isMain) {
     const spent = way === "down" ? row.own_ns_down : row.own_ns_up;
-    return { form, spent, estimated: row.own_source === "deep proportions" };
+    return { form, spent, estimated: ["deep proportions", "parted as the spans shown"].includes(row.own_source) };
   }
   const known = told?.own_ns ?? {};
   const deeper = [8, 7, 6, 5].includes(row.layer) || Object.keys(known).some((one) => one.startsWith(`${row.layer}.`));
@@ -77,14 +77,20 @@ function ends(trace, state, now) {
   return h("div.row.ends", {}, word(given), word(gone));
 }
 
-function row(lane, now, open, toggle, go) {
+/** A recording may hold more than the page shows. */
+function evidence(lane, trace) {
+  const shown = trace.story.recording?.layers[lane.layer];
+  return shown < lane.evidence ? `${lane.evidence.toLocaleString("en")} events, ${shown.toLocaleString("en")} shown` : count(lane.evidence, "span");
+}
+
+function row(trace, lane, now, open, toggle, go) {
   const off = lane.status !== "seen";
-  const small = off ? lane.status : count(lane.evidence, "span");
+  const small = off ? lane.status : evidence(lane, trace);
   return h(
     `article.lane.row${off ? ".off" : ""}`, { id: `lane-${lane.layer}`, "data-layer": lane.layer, "aria-label": `layer ${lane.layer}, ${lane.title}` },
     h("button.name", { type: "button", "aria-expanded": String(open), click: () => toggle(lane.layer) }, h("b", {}, String(lane.layer)), h("span", {}, lane.title, h("small", {}, small))),
     WAYS.map((way) => [dot(lane, way, now), cell(lane, way, now)]),
-    open ? more(lane, go) : null,
+    open ? more(trace, lane, go) : null,
   );
 }
 
@@ -124,12 +130,12 @@ function hidden(lane, way, now) {
 }
 
 function whyUnknown(lane, now) {
-  if (now.frame && now.pass.folded) return ": spans of this pass were folded";
+  if (now.frame && now.pass.folded) return ": spans were folded";
   if ([3, 4].includes(lane.layer) && ["cold", "warm"].includes(now.pass.name)) return ": within layer 5, this pass did not look inside";
   return lane.own_source && lane.own_source !== "measured" ? `: ${lane.own_source}` : "";
 }
 
-function more(lane, go) {
+function more(trace, lane, go) {
   const facts = Object.entries(lane.facts);
   return h(
     "div.more", {},
@@ -140,7 +146,7 @@ function more(lane, go) {
       const [name, text] = fact(key, value);
       return h("div", {}, h("dt", {}, name), h("dd", { title: text }, text));
     })) : null,
-    lane.evidence ? h("p", {}, h("button.link", { type: "button", click: () => go.toLayer(lane.layer, lane.evidence_pass) }, `Show its longest span in the ${lane.evidence_pass} pass`)) : null,
+    lane.evidence ? h("p", {}, h("button.link", { type: "button", click: () => go.toLayer(lane.layer, lane.evidence_pass) }, trace.story.passes.length > 1 ? `Show its longest span in the ${lane.evidence_pass} pass` : "Show its longest span")) : null,
   );
 }
 
@@ -161,5 +167,6 @@ function ofNobody(now) {
 
 function note(now) {
   if (!now.estimated) return null;
+  if (now.layers.some((lane) => lane.own_source === "parted as the spans shown")) return h("p.note", {}, "~ both ways together are the recording's own time; they are parted as in the spans shown.");
   return h("p.note", {}, `~ time of the ${now.pass.name} pass, shared out over layers 5 to 3 in the proportions of the deep pass, which looked inside.`);
 }

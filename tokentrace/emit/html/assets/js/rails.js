@@ -6,8 +6,8 @@ const TRIP_MS = 1300;
 
 export function drawRails(place) {
   const path = svg("path");
-  const glow = svg("circle.glow", { r: 11, cx: -99, cy: -99 });
-  const pulse = svg("circle.pulse", { r: 5.5, cx: -99, cy: -99 });
+  const glow = svg("circle.glow", { r: 11, visibility: "hidden" });
+  const pulse = svg("circle.pulse", { r: 5.5, visibility: "hidden" });
   const picture = svg("svg.rails", { "aria-hidden": "true" }, path, glow, pulse);
   let running = 0;
 
@@ -28,9 +28,13 @@ export function drawRails(place) {
   };
   const put = (x, y) => {
     for (const circle of [glow, pulse]) {
+      circle.setAttribute("visibility", "visible");
       circle.setAttribute("cx", x);
       circle.setAttribute("cy", y);
     }
+  };
+  const rest = () => {
+    for (const circle of [glow, pulse]) circle.setAttribute("visibility", "hidden");
   };
   new ResizeObserver(lay).observe(place);
 
@@ -41,6 +45,7 @@ export function drawRails(place) {
     },
     travel() {
       cancelAnimationFrame(running);
+      rest();
       if (still() || !path.getAttribute("d") || getComputedStyle(picture).display === "none") return;
       const whole = path.getTotalLength(), start = performance.now();
       const dots = [...place.querySelectorAll(".dot.down:not(.off)"), ...[...place.querySelectorAll(".dot.up:not(.off)")].reverse()];
@@ -52,7 +57,7 @@ export function drawRails(place) {
         put(x, y);
         while (waiting.length && Math.hypot(waiting[0][1][0] - x, waiting[0][1][1] - y) < 26) waiting.shift()[0].classList.add("lit");
         if (part < 1) running = requestAnimationFrame(step);
-        else put(-99, -99);
+        else rest();
       };
       running = requestAnimationFrame(step);
     },

@@ -12,13 +12,14 @@ export function showSearch(trace, state, timeline) {
   const zoom = (label, title, run) => h("button", { type: "button", title, "aria-label": title, click: run }, label);
   put(
     "time-tools", input,
-    h("div.zoom", {}, zoom("−", "Zoom out (-)", () => timeline.zoom(1 / 0.6)), zoom("+", "Zoom in (+)", () => timeline.zoom(0.6)), zoom("Request", "Fit the request (0)", () => timeline.show(timeline.pass.start, timeline.pass.end)), zoom("All", "Fit everything", () => timeline.show(trace.first, trace.last))),
+    h("div.zoom", {}, zoom("−", "Zoom out (-)", () => timeline.zoom(1 / 0.6)), zoom("+", "Zoom in (+)", () => timeline.zoom(0.6)), zoom(trace.whole === "recording" ? "Recording" : "Request", `Fit the ${trace.whole} (0)`, () => timeline.show(timeline.pass.start, timeline.pass.end)), zoom("All", "Fit everything", () => timeline.show(trace.first, trace.last))),
   );
   timeline.stage.append(results);
   const next = (by) => {
     if (!found.length) return;
     at = (at + by + found.length) % found.length;
     timeline.showRow(found[at]);
+    timeline.bringIntoView();
   };
   const search = (text) => {
     const wanted = text.trim().toLowerCase();
@@ -37,6 +38,7 @@ export function showSearch(trace, state, timeline) {
     const longest = found.filter((row) => trace.name[row] === name).reduce((best, row) => (best < 0 || trace.lengthOf(row) > trace.lengthOf(best) ? row : best), -1);
     at = found.indexOf(longest);
     timeline.showRow(longest);
+    timeline.bringIntoView();
   };
   input.addEventListener("input", () => search(input.value));
   input.addEventListener("keydown", (event) => {

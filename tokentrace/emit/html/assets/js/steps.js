@@ -36,7 +36,7 @@ export function showSteps(trace, state) {
     if (!buttons.length) return put("steps");
     const strip = h(`div.strip${frames.length > MANY ? ".many" : ""}`, { "aria-label": "Steps of the reply" }, buttons);
     radios(strip, buttons, (index) => state.set({ frame: index }));
-    put("steps", controls(state, move, play), strip);
+    put("steps", controls(trace, state, move, play), strip);
     mark();
   };
   const mark = () => {
@@ -45,7 +45,7 @@ export function showSteps(trace, state) {
     whole?.setAttribute("aria-checked", String(state.frame < 0));
     buttons[state.frame]?.scrollIntoView({ block: "nearest", inline: "nearest", behavior: "instant" });
     const frame = pass().frames[state.frame];
-    announce(frame ? `${title(frame, state.frame)}, ${duration(frame.end - frame.start)}` : "the whole request");
+    announce(frame ? `${title(frame, state.frame)}, ${duration(frame.end - frame.start)}` : `the whole ${trace.whole}`);
   };
   state.on(["pass"], () => { draw(); });
   state.on(["frame"], mark);
@@ -53,10 +53,10 @@ export function showSteps(trace, state) {
   return { move, play };
 }
 
-function controls(state, move, play) {
+function controls(trace, state, move, play) {
   return h(
     "div.around", {},
-    h("button", { type: "button", id: "whole-request", role: "radio", "aria-checked": "true", click: () => state.set({ frame: -1 }) }, "Whole request"),
+    h("button", { type: "button", id: "whole-request", role: "radio", "aria-checked": "true", click: () => state.set({ frame: -1 }) }, `Whole ${trace.whole}`),
     h(
       "div.pair", {},
       h("button", { type: "button", title: "Step before (←)", "aria-label": "Step before", click: () => move(-1) }, "←"),

@@ -1,6 +1,6 @@
 /* Findings, gaps, the passes side by side, operators, what was not seen, and the run's particulars. */
 
-import { h, put } from "./dom.js";
+import { h, prose, put } from "./dom.js";
 import { count, duration, share } from "./format.js";
 import { jump } from "./headline.js";
 
@@ -11,7 +11,7 @@ export function showFindings(trace, go) {
   const item = (finding, index) => h(
     "li", { "data-layer": finding.layer },
     h(`span.mark.${MARKS[finding.status] ? finding.status : "unknown"}`, { title: finding.status, "aria-label": finding.status }, MARKS[finding.status] ?? "?"),
-    h("p", {}, finding.sentence, " ", findings[index] ? jump(findings[index], go) : null),
+    h("p", {}, prose(finding.sentence), " ", findings[index] ? jump(findings[index], go) : null),
     h("p.where", {}, `Layer ${finding.layer}${finding.evidence ? `: ${finding.evidence}` : ""}`),
     finding.fix ? h("p.fix", {}, finding.fix) : null,
   );
@@ -29,7 +29,7 @@ function showGaps(trace, go) {
   );
   put(
     "gaps", h("h3", {}, `Time of no layer: ${duration(report.unattributed_ns)}, ${share(report.unattributed_ns, report.wall_ns)}`),
-    report.gaps.length ? h("ul.items", {}, report.gaps.map(item)) : h("p.soft", {}, "Every instant belongs to a layer."),
+    report.gaps.length ? h("ul.items", {}, report.gaps.map(item)) : h("p.soft", {}, report.unattributed_ns ? "Where it lies is not known: spans were folded." : "Every instant belongs to a layer."),
   );
 }
 
@@ -39,7 +39,7 @@ export function showLayers(trace) {
   const columns = passes.map((pass) => ({ pass, told: report.passes[pass.name] })).filter((column) => column.told);
   const spent = (told, layer) => ["down", "up"].map((way) => told.own_ns[`${layer}.${way}`] ?? 0);
   const most = Math.max(1, ...columns.map(({ told }) => told.wall_ns));
-  document.getElementById("own-hint").textContent = `As measured${columns.length > 1 ? " in each pass" : ""}, on one scale: a full bar is the whole of ${columns.length > 1 ? "the longest request" : "the time"}. Pale: on the way back.`;
+  document.getElementById("own-hint").textContent = `As measured${columns.length > 1 ? " in each pass" : ""}, on one scale: a full bar is the whole of ${columns.length > 1 ? "the longest request" : `the ${trace.whole}`}. Pale: on the way back.`;
   const cell = (row, { told }) => {
     const [down, up] = spent(told, row.layer);
     if (!down && !up) return h("td.dim", {}, h("div.amount.dim", {}, h("span", {}, quiet(row, told))));
@@ -56,7 +56,7 @@ export function showLayers(trace) {
         "tbody", {},
         report.layers.map((row) => h("tr", { "data-layer": row.layer }, h("td", {}, h("i.key"), `${row.layer} ${row.title}`), columns.map((column) => cell(row, column)))),
         h("tr.minor.rest", {}, h("td", {}, h("i.key.nobody"), "of no layer"), columns.map(({ told }) => h("td", {}, h("div.amount", {}, h("span", {}, duration(told.unattributed_ns)), h("div.meter", { "aria-hidden": "true" }, told.unattributed_ns ? h("i.nobody", { style: { width: `${(100 * told.unattributed_ns) / most}%` } }) : null))))),
-        line("the request", (told) => duration(told.wall_ns), "total"),
+        line(`the ${trace.whole}`, (told) => duration(told.wall_ns), "total"),
         columns.some(({ told }) => told.ttft_ns !== null) ? line("first token", (told) => duration(told.ttft_ns)) : null,
         columns.some(({ told }) => told.cached_tokens) ? line("tokens from the cache", (told) => String(told.cached_tokens ?? "–")) : null,
         columns.length > 1 ? line("times the warm one", (told) => (told.dilation ? `${told.dilation.toFixed(2)} ×` : "–")) : null,
@@ -93,7 +93,7 @@ export function showOperators(trace, search) {
   const table = (rows) => h("div.scroll", {}, h("table", {}, h("thead", {}, head.cloneNode(true)), h("tbody", {}, rows.map(row))));
   const first = report.operators.slice(0, 8), rest = report.operators.slice(8);
   place.append(
-    h("p.hint", {}, `In the ${report.operators_pass} pass; the ones shown own ${duration(total)}.`), table(first),
+    h("p.hint", {}, `In the ${trace.story.recording ? "recording" : `${report.operators_pass} pass`}; the ones shown own ${duration(total)}.`), table(first),
     rest.length ? h("details", {}, h("summary", {}, `${rest.length} more`), table(rest)) : "",
   );
 }
@@ -114,7 +114,8 @@ export function showAbout(trace) {
   const { report, meta, version, root } = trace.story;
   const engine = meta.engine ?? {};
   const produced = report.spans.produced ?? trace.count;
-  const recorded = Math.max(report.spans.recorded ?? 0, produced, trace.count);
+  const recording = trace.story.recording;
+  const recorded = recording ? trace.count + recording.folded : Math.max(report.spans.recorded ?? 0, produced, trace.count);
   const facts = [
     ["Spans here", trace.count < recorded ? `${trace.count.toLocaleString("en")}, folded from ${recorded.toLocaleString("en")}` : trace.count.toLocaleString("en")],
     ["Sent and taken", report.spans.accepted === null ? null : `${report.spans.accepted} of ${produced}, ${report.spans.rejected ?? 0} refused`],

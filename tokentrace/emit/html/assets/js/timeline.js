@@ -287,6 +287,12 @@ export class Timeline {
     this.show(this.pass.start + frame.start - margin, this.pass.start + frame.end + margin);
   }
 
+  /** Scroll the page when the drawing is not on the screen; the focus stays where it is. */
+  bringIntoView() {
+    const { top, bottom } = this.view.getBoundingClientRect();
+    if (top < 60 || bottom > innerHeight) this.view.scrollIntoView({ block: bottom - top > innerHeight - 60 ? "start" : "center", behavior: "instant" });
+  }
+
   /** Choose a span and bring it into view. */
   showRow(row, zoom = true) {
     const { trace } = this;

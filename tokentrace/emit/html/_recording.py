@@ -1,0 +1,62 @@
+"""What a page of an imported recording says: how much of it is shown, and the counts that the importer made of all."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from tokentrace.wording import duration, plural, share
+
+if TYPE_CHECKING:
+    from tokentrace.model import Trace
+    from tokentrace.report import Report
+
+_SHOWN, _FOLDED, _KERNELS = (f"tokentrace.import.{key}" for key in ("shown", "folded", "kernels"))
+
+
+def counts(trace: Trace) -> dict[str, int] | None:
+    """{shown, folded}: events of the recording that are spans here, and those folded into one. None: no recording."""
+    root = trace.attributes(0) if len(trace) else {}
+    if root.get("tokentrace.pass") != "import":
+        return None
+    shown, folded = root.get(_SHOWN), root.get(_FOLDED)
+    return {
+        "shown": shown if isinstance(shown, int) else len(trace),
+        "folded": folded if isinstance(folded, int) else 0,
+    }
+
+
+def story(trace: Trace) -> dict[str, Any] | None:
+    """`counts` with the spans of each layer that are shown."""
+    found = counts(trace)
+    if found is None:
+        return None
+    unseen = trace.names.index("unseen") if "unseen" in trace.names else -1
+    layers: dict[str, int] = {}
+    for layer, name in zip(trace.layer, trace.name, strict=True):
+        if name != unseen:
+            layers[str(layer)] = layers.get(str(layer), 0) + 1
+    return {**found, "layers": layers}
+
+
+def told(trace: Trace, report: Report) -> Report:
+    """The report in the words of a recording, with the importer's count of kernels; the given one stays as it is."""
+    if counts(trace) is None:
+        return report
+    found = copy.deepcopy(report)
+    found.slowest = _most(found)
+    kernels = trace.attributes(0).get(_KERNELS)
+    for row in found.layers:
+        if row.layer == 3 and isinstance(kernels, int) and kernels and (counts(trace) or {}).get("folded"):
+            row.form_out = plural(kernels, "kernel")
+    return found
+
+
+def _most(report: Report) -> str:
+    """The layer with the most own time: a recording has no request whose time it could be."""
+    own = {row.title: (row.own_ns_down or 0) + (row.own_ns_up or 0) for row in report.layers}
+    title = max(own, key=lambda name: own[name], default="")
+    if not title or not own[title]:
+        return ""
+    title_text = title[:1].upper() + title[1:]
+    return f"{title_text} took the most: {duration(own[title])}, {share(own[title], report.wall_ns)} of the recording."
