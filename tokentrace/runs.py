@@ -99,8 +99,9 @@ def find(name: str | None) -> Path:
     # The end of a name is its trace id's beginning, which is what people copy.
     fitting = [one for one in names if one == name or one.startswith(name) or one.endswith(name)]
     if len(fitting) != 1:
-        what = "no run is" if not fitting else f"{len(fitting)} runs are"
-        raise UsageError(f"{what} called {name!r}", fix="see tokentrace list")
+        if fitting:
+            raise UsageError(f"{len(fitting)} runs are called {name!r}", fix="give more of the name: tokentrace list")
+        raise UsageError(f"no run is called {name!r}", fix="see tokentrace list")
     return root / fitting[0] / TRACE
 
 

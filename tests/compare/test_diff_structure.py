@@ -153,6 +153,42 @@ def test_a_longer_reply_is_told_as_steps_that_only_one_side_has() -> None:
     assert found.verdict.level == "steps" and "3 steps that only the new side has" in found.verdict.sentence
 
 
+def test_a_much_longer_run_is_slower_whatever_it_drifts() -> None:
+    base = sample(jitter=500)
+    new = sample(steps=(("prefill", 8), *[("decode", 1)] * 300), jitter=500)
+    base.tokens, new.tokens = {"input": 8, "output": 7}, {"input": 8, "output": 301}
+    base.ttft_ns = new.ttft_ns = MS
+    new.drifts = [0.6]  # the long run's own passes differ by much
+    found = compare_samples([base], [new])
+    assert found.verdict.status == "slower" and found.exceeds(0.1, None)
+    assert found.verdict.sentence.startswith("Not alike: 7 against 301 output tokens.")
+    assert found.to_json()["unlike"] == ["7 against 301 output tokens"]
+    assert found.per_token is not None
+    assert found.per_token.new_ns == pytest.approx((new.wall_ns - MS) / 300)
+    # The same drift of a run of the same length is noise as before.
+    assert found.wall.floor_ns is not None and found.wall.floor_ns < base.wall_ns
+    alike = sample(encode=2 * MS, jitter=500)
+    alike.drifts = [0.3]
+    assert compare_samples([base], [alike]).wall.beyond_noise is False
+
+
+def test_one_wild_step_cannot_hide_itself() -> None:
+    new = sample(jitter=500)
+    new.steps[3].wall_ns += 500 * MS
+    new.wall_ns += 500 * MS
+    assert compare_samples([sample(jitter=500)], [new]).verdict.status == "slower"
+
+
+def test_a_side_that_is_not_whole_gives_no_verdict() -> None:
+    cut = sample()
+    cut.lost = "x is not whole: the file is cut"
+    for sides in (([cut], [sample()]), ([sample()], [cut]), ([sample()] * 4, [cut] * 4)):
+        found = compare_samples(*sides)
+        assert found.verdict.status == "unknown" and "the file is cut" in found.verdict.sentence
+        assert found.undecided(0.1, None) and not found.exceeds(0.0, None) and not found.undecided(None, None)
+        assert found.to_json()["lost"] == [cut.lost]
+
+
 def test_several_runs_of_the_same_are_no_difference() -> None:
     base = [sample(jitter=700, seed=n) for n in (1, 2, 3)]
     new = [sample(jitter=700, seed=n) for n in (2, 3, 4)]
@@ -257,6 +293,26 @@ def test_a_pass_that_is_not_there_names_those_that_are(stored: tuple[Path, list[
     data, names = stored
     done = diff(names[0], "--passes", "cold", "warm", data=data, code=2)
     assert "has no cold pass" in done.stderr and "once" in done.stderr
+
+
+def test_a_pass_of_another_name_is_told_as_a_pass(stored: tuple[Path, list[str]]) -> None:
+    data, names = stored
+    done = diff(f"{names[0]}:foo", names[1], data=data, code=2)
+    assert "has no foo pass; it has once" in done.stderr
+    assert "no run is called" in diff("nothing:foo", names[1], data=data, code=2).stderr
+    many = diff(names[0][:2], names[1], data=data, code=2)
+    assert "6 runs are called" in many.stderr and "more of the name" in many.stderr
+
+
+def test_a_recording_that_was_cut_gives_no_verdict(stored: tuple[Path, list[str]]) -> None:
+    folder = Path(os.environ.get("TOKENTRACE_RECORDINGS") or "/nonexistent")
+    cut, whole = folder / "malformed/DERIVED_truncated_plain.json", next(iter(folder.glob("kineto/*.json.gz")), None)
+    if whole is None or not cut.is_file():
+        pytest.skip("TOKENTRACE_RECORDINGS names no recording")
+    found = orjson.loads(diff(str(cut), str(whole), "--json", data=stored[0]).stdout)
+    assert found["verdict"]["status"] == "unknown" and "cut" in found["verdict"]["sentence"]
+    shown = diff(str(cut), str(whole), "--fail-over", "5%", "-q", data=stored[0], code=2)
+    assert "cannot be told" in shown.stderr
 
 
 def test_two_recordings_compare_kernel_by_kernel(tmp_path: Path) -> None:

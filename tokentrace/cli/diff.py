@@ -39,6 +39,8 @@ def command(
 
     One run a side shows no noise between runs; give three or more to know. RUN:cold names one pass of a run.
 
+    Exit code: 0; with --fail-over 1 when slower by more, 2 when that cannot be told; 2 for what cannot be compared.
+
     \b
     Examples:
       tokentrace diff 20261130-101500 20261130-113000
@@ -62,13 +64,13 @@ def command(
         from tokentrace.compare.page import write_diff
 
         write_diff(found, Path(out))
-    exceeded = found.exceeds(*limit)
+    exceeded, undecided = found.exceeds(*limit), found.undecided(*limit)
     if as_json:
         import orjson
 
         document = found.to_json()
         if fail_over is not None:
-            document["fail_over"] = {"limit": fail_over, "exceeded": exceeded}
+            document["fail_over"] = {"limit": fail_over, "exceeded": None if undecided else exceeded}
         click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
     elif quiet:
         click.echo(found.verdict.sentence)
@@ -83,6 +85,9 @@ def command(
     if exceeded:
         click.echo(f"slower by more than {fail_over}, beyond noise", err=True)
         sys.exit(1)
+    if undecided:
+        click.echo(f"whether it is slower by more than {fail_over} cannot be told", err=True)
+        sys.exit(2)
 
 
 def _sides(

@@ -1,6 +1,7 @@
 """The whole comparison as data: what the terminal prints, the page shows and `--json` gives.
 
     schema, verdict {status, sentence, layer, layer_label, level, key, contributor}, noise {method, known, sentence},
+    per_token {base_ns, new_ns, change} or null, unlike [text] (what was not the same work, told in the verdict),
     base / new {measurements [{label, kind, pass, deep_pass, wall_ns, ttft_ns, tokens}], median_wall_ns},
     wall, ttft (rows or null), levels {layers, spans, steps, modules, operators, kernels: [row]},
     missing {level: why}, notes [text]
@@ -18,9 +19,10 @@ from tokentrace.compare.noise import FLOORS
 from tokentrace.compare.rows import Row, level_rows, ttft_row, wall_row
 from tokentrace.compare.sample import LEVELS, Sample, fill
 from tokentrace.compare.sides import Progress, Read, load, split
-from tokentrace.compare.verdict import Verdict, judge
+from tokentrace.compare.unlike import PerToken, per_token_of, unlike_tokens
+from tokentrace.compare.verdict import Verdict, cannot_tell, judge
 from tokentrace.errors import UsageError
-from tokentrace.wording import listed
+from tokentrace.wording import duration, listed
 
 SCHEMA = "tokentrace.diff/1"
 
@@ -37,6 +39,9 @@ class Diff:
     verdict: Verdict
     missing: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    per_token: PerToken | None = None
+    unlike: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
 
     @property
     def noise_known(self) -> bool:
@@ -62,7 +67,16 @@ class Diff:
 
     def exceeds(self, share: float | None, ns: float | None) -> bool:
         """Is the new side slower by more than this share of the base or this time, and not by noise alone?"""
-        if not self.wall.beyond_noise or self.wall.difference_ns <= 0:
+        return bool(self.wall.beyond_noise) and not self.lost and self._over(share, ns)
+
+    def undecided(self, share: float | None, ns: float | None) -> bool:
+        """Can this limit not be checked? A side lost something, or the new side is over it and noise is unknown."""
+        if share is None and ns is None:
+            return False
+        return bool(self.lost) or (self.wall.beyond_noise is None and self._over(share, ns))
+
+    def _over(self, share: float | None, ns: float | None) -> bool:
+        if self.wall.difference_ns <= 0:
             return False
         if ns is not None:
             return self.wall.difference_ns > ns
@@ -78,6 +92,9 @@ class Diff:
             "new": _side(self.new, self.wall.new_ns),
             "wall": self.wall.as_dict(),
             "ttft": self.ttft.as_dict() if self.ttft is not None else None,
+            "per_token": self.per_token.as_dict() if self.per_token is not None else None,
+            "unlike": list(self.unlike),
+            "lost": list(self.lost),
             "levels": {level: [row.as_dict() for row in rows] for level, rows in self.levels.items()},
             "missing": dict(self.missing),
             "notes": list(self.notes),
@@ -138,16 +155,37 @@ def compare_samples(base: Sequence[Sample], new: Sequence[Sample]) -> Diff:
         why = next((s.missing[level] for s in every if level in s.missing), "")
         if not levels[level]:
             missing[level] = why or "there is none"
+    per_token, unlike = per_token_of(base, new), unlike_tokens(base, new)
+    lost = list(dict.fromkeys(sample.lost for sample in every if sample.lost))
+    verdict = judge(wall, levels, base, new)
+    if unlike:
+        verdict.sentence = f"Not alike: {listed(unlike)}. {verdict.sentence}{_a_token(per_token)}"
+    ttft = ttft_row(base, new)
+    if lost:
+        for row in (wall, *([ttft] if ttft is not None else []), *(row for rows in levels.values() for row in rows)):
+            row.beyond_noise = None
     return Diff(
         base=list(base),
         new=list(new),
         wall=wall,
-        ttft=ttft_row(base, new),
+        ttft=ttft,
         levels=levels,
-        verdict=judge(wall, levels, base, new),
+        verdict=cannot_tell(lost, wall) if lost else verdict,
         missing=missing,
         notes=_notes(base, new),
+        per_token=per_token,
+        unlike=unlike,
+        lost=lost,
     )
+
+
+def _a_token(found: PerToken | None) -> str:
+    if found is None:
+        return ""
+    return (
+        f" A token after the first took {duration(found.new_ns)} instead of {duration(found.base_ns)} "
+        f"({found.change:+.1%})."
+    ).replace("%", " %")
 
 
 def _notes(base: Sequence[Sample], new: Sequence[Sample]) -> list[str]:

@@ -219,8 +219,10 @@ class Side:
 def floor(base: Side, new: Side) -> float | None:
     """What noise seen inside two single runs makes of the difference of two sums, ns; None when there is none to see.
 
-    The root of the summed squares of: the scatter of repeated parts on both sides, the larger side times the largest
-    drift between passes of one run, and the largest difference of the same sum in two passes of one run.
+    The root of the summed squares of: the scatter of repeated parts on both sides, the smaller side times the largest
+    drift between passes of one run, and the largest difference of the same sum in two passes of one run. The smaller
+    side, because equal sides would both take about that long: of the larger one, the drift of a long run would hide
+    any difference from a short one.
     """
     seen = False
     squares = 0.0
@@ -231,7 +233,8 @@ def floor(base: Side, new: Side) -> float | None:
     drifts = [*base.drifts, *new.drifts]
     if drifts:
         seen = True
-        squares += (max(drifts) * max(sum(base.slots.values()), sum(new.slots.values()))) ** 2
+        sums = [sum(side.slots.values()) for side in (base, new)]
+        squares += (max(drifts) * min((one for one in sums if one > 0), default=0)) ** 2
     again = [sum(side.slots.values()) - other for side in (base, new) for other in side.again]
     if again:
         seen = True

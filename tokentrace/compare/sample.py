@@ -79,6 +79,15 @@ class Sample:
     drifts: list[float] = field(default_factory=list)
     again: list[dict[str, Amounts]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    lost: str = ""  # what is missing of it and why: what is gone may have been the difference
+
+    @property
+    def per_token_ns(self) -> float | None:
+        """Time a token: from the first one to the end, by the tokens after the first; None where that is not known."""
+        output = self.tokens.get("output")
+        if self.ttft_ns is None or output is None or output < 2:
+            return None
+        return (self.wall_ns - self.ttft_ns) / (output - 1)
 
     @property
     def wall(self) -> dict[Slot, int]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tokentrace.compare.sample import Sample, of_import, of_pass, of_report
 from tokentrace.errors import UsageError
+from tokentrace.wording import listed, plural
 
 if TYPE_CHECKING:
     from tokentrace.analyze import Analysis
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 PASSES = ("cold", "warm", "deep", "once")
 _IMPORTS = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".db")
+_A_PASS = "RUN:PASS or --passes with one that it has"
 _NO_PASS = "a pass can be chosen of runs and of their traces only"
 
 Progress = Callable[[str], None]
@@ -53,7 +55,21 @@ def load(name: str, pass_name: str = "", progress: Progress | None = None, known
 
 def _with_pass(name: str) -> tuple[str, str]:
     head, colon, tail = name.rpartition(":")
-    return (head, tail) if colon and tail in PASSES and not Path(name).exists() else (name, "")
+    if not colon or not head or Path(name).exists():
+        return name, ""
+    if tail in PASSES:
+        return head, tail
+    # Another word after a colon: of a run that is there, it is the name of a pass that is not.
+    return (head, tail) if tail.isidentifier() and _is_there(head) else (name, "")
+
+
+def _is_there(name: str) -> bool:
+    from tokentrace import runs
+
+    try:
+        return Path(name).exists() or runs.find(name).is_file()
+    except UsageError:
+        return False
 
 
 def _of_trace(path: Path, name: str, chosen: str, known: Read) -> Sample:
@@ -68,14 +84,15 @@ def _of_trace(path: Path, name: str, chosen: str, known: Read) -> Sample:
     label = path.parent.name if path.name == runs.TRACE else name
     wanted = chosen or found.main.name
     if wanted not in found.passes:
-        raise UsageError(f"{label} has no {wanted} pass", fix=f"it has: {', '.join(found.passes)}")
+        raise UsageError(f"{label} has no {wanted} pass; it has {listed(list(found.passes))}", fix=_A_PASS)
     sample = of_pass(trace, found, wanted, f"{label}:{chosen}" if chosen else label, whole=not folded)
     if sample.wall_ns <= 0:
         raise UsageError(f"{label} holds no request that took time", fix="give a run of tokentrace run")
     if found.passes[wanted].view.exchange.get("error"):
         sample.notes.append(f"the request of {sample.label} failed; what was seen until then is compared")
     if trace.meta.get("lost"):
-        sample.notes.append(f"{label}: {trace.meta['lost']} spans could not be read: {trace.meta.get('lost_reason')}")
+        count, reason = plural(int(trace.meta["lost"]), "span"), trace.meta.get("lost_reason")
+        sample.lost = f"{label} is not whole: {reason or 'some cannot be read'} (at least {count} lost)"
     return sample
 
 
@@ -107,7 +124,8 @@ def _of_json(path: Path, name: str, chosen: str) -> Sample:
             raise UsageError(f"{path} is no report that can be read: {error}", fix="give the run itself") from error
         wanted = chosen or report.headline_pass
         if wanted not in report.passes:
-            raise UsageError(f"{name} has no {wanted} pass", fix=f"it has: {', '.join(report.passes) or 'none'}")
+            has = listed(list(report.passes)) or "none"
+            raise UsageError(f"{name} has no {wanted} pass; it has {has}", fix=_A_PASS)
         return of_report(report, f"{name}:{chosen}" if chosen else name, wanted)
     return _imported(path, name, chosen)
 
@@ -127,5 +145,7 @@ def _imported(path: Path, name: str, chosen: str) -> Sample:
     if sample.wall_ns <= 0:
         raise UsageError(f"{name} holds nothing that took time", fix="record it again")
     if found.lost["events"] or found.lost["reason"]:
-        sample.notes.append(f"{name} lost {found.lost['events']} events: {found.lost['reason']}")
+        count, reason = found.lost["events"], found.lost["reason"]
+        at_least = f" (at least {plural(count, 'event')} lost)" if count else ""
+        sample.lost = f"{name} is not whole: {reason or 'events are missing'}{at_least}"
     return sample

@@ -83,6 +83,14 @@ def judge(wall: Row, levels: dict[str, list[Row]], base: Sequence[Sample], new: 
     return verdict
 
 
+def cannot_tell(lost: Sequence[str], wall: Row) -> Verdict:
+    """A side is not whole: what is gone may have been the difference, whatever the rest of it says."""
+    return Verdict(
+        "unknown",
+        f"Cannot tell: {'; '.join(lost)}. What is left differs by {signed(wall)}, which says nothing about the whole.",
+    )
+
+
 def _within(wall: Row, large: dict[str, list[Row]]) -> Verdict:
     """Nothing shows in the whole or in a layer; perhaps one thing inside does."""
     for level in ("modules", "spans", "kernels", "operators"):
