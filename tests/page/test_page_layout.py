@@ -12,7 +12,7 @@ from support.records import T0, request_pass
 from tokentrace.errors import EndpointError
 from tokentrace.model import IdSource
 from tokentrace.probe import LayerState
-from tokentrace.report import build
+from tokentrace.report import FindingRow, build
 from tokentrace.stitch import stitch
 
 SIZES = {"phone": (390, 844), "tablet": (820, 1180), "screen": (1440, 900)}
@@ -154,3 +154,37 @@ def test_time_of_no_layer_has_no_layers_colour(opened: Callable[..., Opened]) ->
     assert widths["lane"] == pytest.approx((row.own_ns_down or 0) / report.wall_ns, rel=0.01)
     assert widths["table"] == pytest.approx((row.own_ns_down or 0) / report.wall_ns, rel=0.01)
     assert widths["rest"] == widths["gap"] == pytest.approx(report.unattributed_ns / report.wall_ns, rel=0.01)
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_names_without_a_blank_do_not_widen_the_page(opened: Callable[..., Opened], width: int) -> None:
+    name = "kernel_" + "Cijk_Ailk_Bljk_" * 30
+    trace = three_passes()
+    report = build(trace, prompt=name)
+    report.reply = report.model = report.slowest = name
+    report.slowest = f"`{name}` took the most."
+    report.findings.append(FindingRow(3, "warn", name, name, name))
+    report.notes.append(name)
+    report.files.append(name)
+    report.operators = [{"name": name, "calls": 3, "own_ns": 5, "total_ns": 5, "shapes": name}]
+    report.gaps = [{"length_ns": 5, "start_ns": 0, "before": name, "after": name, "around": name}]
+    report.layers[0].reason = report.layers[7].reason = report.layers[7].fix = name
+    one = opened(trace, report, size=(width, 900))
+    assert one.do("() => document.documentElement.scrollWidth") <= width
+    assert "`" not in one.page.locator("#headline .lead").inner_text()
+
+
+def test_nothing_lies_beside_the_rails_before_the_token_runs(opened: Callable[..., Opened]) -> None:
+    one = opened(three_passes(), size=(1920, 1000))
+    seen = "() => [...document.querySelectorAll('.rails circle')].map((c) => getComputedStyle(c).visibility)"
+    assert one.do(seen) == ["hidden", "hidden"]
+
+
+def test_an_interrupted_run_says_so_first(opened: Callable[..., Opened]) -> None:
+    ids = IdSource(6)
+    records = [request_pass("once", ids=ids, deep=False, steps=1)]
+    assert records[0].exchange is not None
+    records[0].exchange.notes.append("interrupted")
+    one = opened(stitch(records, ids=ids, meta={"prompt": "Hi"}))
+    assert "interrupted" in one.page.locator("#headline").get_by_role("alert").inner_text()
+    assert opened(three_passes()).page.locator("#headline [role=alert]").count() == 0

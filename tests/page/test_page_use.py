@@ -238,3 +238,45 @@ def test_without_scripts_the_report_is_still_there(browser: Any, tmp_path: Any) 
     text = page.locator("noscript").inner_text()
     assert "Hello! How" in text and "kernel launch" in text
     context.close()
+
+
+def test_a_blank_lane_says_why_and_leads_to_the_pass_that_has_it(opened: Callable[..., Opened]) -> None:
+    one = opened(three_passes())
+    one.frame()
+    assert one.do("() => tokentrace.state.pass") == "warm"
+    blank = one.page.locator(".view .blank[data-layer='4']")
+    assert "not probed in this pass" in blank.inner_text()
+    blank.get_by_role("button", name="Show the deep pass").click()
+    one.frame()
+    assert one.do("() => tokentrace.state.pass") == "deep"
+    assert one.page.locator(".view .blank[data-layer='4']").count() == 0
+
+
+def test_no_two_ticks_of_the_ruler_read_alike(opened: Callable[..., Opened]) -> None:
+    one = opened(three_passes())
+    texts = """(part) => {
+        const t = tokentrace.timeline, found = [];
+        const length = (t.pass.end - t.pass.start) * part;
+        t.from = t.pass.start + (t.pass.end - t.pass.start) * 0.9; t.until = t.from + length;
+        const fill = t.context.fillText.bind(t.context);
+        t.context.fillText = (text, x, y) => { if (y < 20) found.push(text); fill(text, x, y); };
+        t.drawRuler();
+        t.context.fillText = fill;
+        return found;
+    }"""
+    for part in (0.1, 1e-2, 1e-3, 1e-4, 1e-6):
+        labels = one.do(texts, part)
+        assert len(labels) >= 3 and len(set(labels)) == len(labels), labels
+
+
+def test_enter_in_the_search_brings_the_timeline_onto_the_screen(opened: Callable[..., Opened]) -> None:
+    one = opened(three_passes())
+    one.page.locator("#search").focus()
+    one.page.keyboard.type("linear")
+    one.do("() => scrollTo({ top: 0, behavior: 'instant' })")
+    one.press("Enter")
+    top, bottom, high = one.do(
+        "() => { const b = tokentrace.timeline.view.getBoundingClientRect(); return [b.top, b.bottom, innerHeight]; }"
+    )
+    assert (0 <= top < high and bottom <= high + 1) or (top >= 0 and bottom - top > high - 60)
+    assert one.do("() => document.activeElement.id") == "search"

@@ -80,14 +80,23 @@ function outline(context, x, top, width, height, accent) {
   context.strokeRect(x, top, Math.max(width, 2), height);
 }
 
-/** Steps of 1, 2 or 5 times a power of ten that leave room for their labels. */
+/** [{ at, label }]: steps of 1, 2 or 5 times a power of ten that leave room for their labels, no two of them alike. */
 export function ticks(from, until, width) {
   const rough = ((until - from) / width) * 92;
   const power = 10 ** Math.floor(Math.log10(Math.max(rough, 1)));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((one) => one >= rough) ?? power;
   const found = [];
-  for (let at = Math.ceil(from / step) * step; at <= until; at += step) found.push(at);
+  for (let at = Math.ceil(from / step) * step; at <= until; at += step) found.push({ at, label: tickLabel(at, step, Math.max(Math.abs(from), Math.abs(until))) });
   return found;
+}
+
+const SIZES = [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]];
+
+/** One unit for all labels of a ruler, and as many digits as its steps need. */
+function tickLabel(at, step, most) {
+  const [unit, size] = SIZES.find(([, one]) => most >= one) ?? ["ns", 1];
+  const digits = Math.max(0, Math.ceil(-Math.log10(step / size) - 1e-9));
+  return Math.abs(at) < step / 2 ? "0" : `${(at / size).toFixed(digits)} ${unit}`;
 }
 
 export function fit(canvas, width, height) {

@@ -1,5 +1,6 @@
 /* The timeline: an overview above, the lines of spans below; zoom, pan, hover, choose. */
 
+import { blankLanes } from "./blank.js";
 import { announce, h, put, still } from "./dom.js";
 import { duration } from "./format.js";
 import { firstAfter, layOut } from "./layout.js";
@@ -17,6 +18,7 @@ export class Timeline {
     this.spacer = h("div");
     this.view = h("div.view", {}, this.canvas, this.spacer);
     this.tip = h("div.tip", { hidden: true });
+    this.blank = blankLanes(this);
     this.stage = h("div.stage", {}, h("div.map", {}, this.map), this.view, this.legend(), this.tip);
     this.board = h("div.board.card", {}, this.stage);
     put("timeline", this.board);
@@ -46,7 +48,7 @@ export class Timeline {
     this.lines = [];
     this.titles = [];
     for (const group of this.groups) {
-      this.titles.push({ layer: group.layer, top, height: group.lines.length * (LINE + GAP) });
+      this.titles.push({ layer: group.layer, group, top, height: group.lines.length * (LINE + GAP) });
       for (const line of group.lines) {
         this.lines.push({ line, layer: group.layer, top });
         top += LINE + GAP;
@@ -107,6 +109,7 @@ export class Timeline {
     this.drawLinks(scroll);
     context.restore();
     this.drawTitles(scroll);
+    this.blank.show();
     this.drawRuler();
     this.drawMap();
     this.drawn = performance.now() - before;
@@ -150,12 +153,12 @@ export class Timeline {
     context.fillStyle = pick("card");
     context.fillRect(0, 0, this.width, RULER);
     context.font = "11px system-ui, sans-serif";
-    for (const at of ticks(this.from - zero, this.until - zero, span.width)) {
+    for (const { at, label } of ticks(this.from - zero, this.until - zero, span.width)) {
       const x = span.left + (at + zero - span.from) * span.scale;
       context.fillStyle = pick("line-strong");
       context.fillRect(x, RULER - 6, 1, 6);
       context.fillStyle = pick("faint");
-      if (x + 50 < this.width) context.fillText(at ? duration(at).replace(/(\.\d*?)0+ /, "$1 ").replace(". ", " ") : "0", x + 4, RULER / 2 - 1);
+      if (x + 4 + context.measureText(label).width < this.width) context.fillText(label, x + 4, RULER / 2 - 1);
     }
     context.fillStyle = pick("line");
     context.fillRect(0, RULER - 1, this.width, 1);
