@@ -14,6 +14,7 @@ from tokentrace.model import IdSource
 from tokentrace.probe import LayerState
 from tokentrace.report import FindingRow, build
 from tokentrace.stitch import stitch
+from tokentrace.wording import duration, share
 
 SIZES = {"phone": (390, 844), "tablet": (820, 1180), "screen": (1440, 900)}
 SECTIONS = ("headline", "way", "time", "told", "own", "operators", "power", "unseen", "about")
@@ -52,7 +53,6 @@ def test_a_page_shows_the_whole_run_at_every_size(
 
 def test_the_headline_tells_the_reports_figures(opened: Callable[..., Opened]) -> None:
     from tokentrace.report import build
-    from tokentrace.wording import duration
 
     trace = three_passes()
     report = build(trace)
@@ -188,3 +188,26 @@ def test_an_interrupted_run_says_so_first(opened: Callable[..., Opened]) -> None
     one = opened(stitch(records, ids=ids, meta={"prompt": "Hi"}))
     assert "interrupted" in one.page.locator("#headline").get_by_role("alert").inner_text()
     assert opened(three_passes()).page.locator("#headline [role=alert]").count() == 0
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_chain_shows_every_call_with_its_share_and_lets_one_choose(opened: Callable[..., Opened], width: int) -> None:
+    ids = IdSource(8)
+    calls = [
+        request_pass("plan", ids=ids, deep=False, steps=2),
+        request_pass("answer" + "_long" * 40, ids=ids, deep=False, at=T0 + 10**9, decode_ms=30),
+    ]
+    trace = stitch(calls, ids=ids, window=(T0, T0 + 2 * 10**9), meta={"prompt": "Hi"})
+    report = build(trace)
+    one = opened(trace, report, size=(width, 900))
+    told = one.page.locator(".calls .call").all_inner_texts()
+    assert len(told) == len(report.passes) == 2
+    whole = trace.end_ns[0] - trace.start_ns[0]
+    for text, (name, row) in zip(told, report.passes.items(), strict=True):
+        assert name in text and duration(row.wall_ns) in text and share(row.wall_ns, whole) in text
+    assert one.do("() => document.documentElement.scrollWidth") <= width
+    for index, name in enumerate(report.passes):
+        one.page.locator(".calls .call").nth(index).click()
+        assert one.do("() => tokentrace.state.pass") == name
+        assert duration(report.passes[name].own_ns["8.down"]) in one.page.locator("#lane-8").inner_text()
+    assert opened(three_passes()).page.locator(".calls").count() == 0

@@ -64,6 +64,8 @@ def _pass(trace: Trace, found: Analysis, one: PassTimes, epoch: int) -> dict[str
         "request": view.chat if view.chat >= 0 else max(view.row, 0),
         "start": view.start_ns - epoch,
         "end": view.end_ns - epoch,
+        "reply": _cut(str(view.exchange.get("text") or view.exchange.get("reasoning") or "")),
+        "failed": str(view.exchange.get("error") or ""),
         "folded": is_folded,
         # A fold reaches from its first span to its last: own times of a folded pass are the report's, not the trace's.
         "frames": [_frame(frame, is_folded) for frame in frames(trace, found, one.name)],

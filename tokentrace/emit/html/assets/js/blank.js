@@ -33,10 +33,10 @@ export function blankLanes(timeline) {
 }
 
 function line(timeline, { layer, top, other }) {
-  const word = DEEP.includes(layer) && other === "deep" ? "not probed in this pass" : "nothing seen in this pass";
+  const word = DEEP.includes(layer) && other === "deep" ? "not probed in this pass" : `nothing seen in this ${timeline.trace.part}`;
   return h(
     "p.blank", { "data-layer": layer, style: { top: `${top}px`, left: `${timeline.left + 8}px` } }, `${word} `,
-    h("button.link", { type: "button", click: () => timeline.state.set({ pass: other, frame: -1 }) }, `Show the ${other} pass`),
+    h("button.link", { type: "button", click: () => timeline.state.set({ pass: other, frame: -1 }) }, `Show the ${other} ${timeline.trace.part}`),
   );
 }
 

@@ -80,6 +80,17 @@ class Trace {
     return this.story.recording ? "recording" : "request";
   }
 
+  /** Whether the passes are the calls of a program, named after its stages. */
+  get chain() {
+    const { passes } = this.story;
+    return passes.length > 1 && passes.some((pass) => !["cold", "warm", "deep", "once"].includes(pass.name));
+  }
+
+  /** What one of several passes is called. */
+  get part() {
+    return this.chain ? "call" : "pass";
+  }
+
   nameOf(row) {
     return this.names[this.name[row]];
   }

@@ -47,7 +47,7 @@ function times(trace, row, pass) {
   const self = trace.selfTime(row);
   if (duration(self) !== duration(length)) found.push(["without children", duration(self)]);
   if (pass) found.push(["began", `${duration(trace.start[row] - pass.start)} after the ${trace.whole} began`]);
-  if (pass && trace.story.passes.length > 1) found.push(["pass", pass.name]);
+  if (pass && trace.story.passes.length > 1) found.push([trace.part, pass.name]);
   const process = trace.header.processes[trace.process[row]];
   if (process.key) found.push(["process, thread", `${process.key}, ${trace.header.threads[trace.thread[row]] || "–"}`]);
   const id = trace.header.ids[row];

@@ -1,18 +1,20 @@
 /* The run in short: what was asked and answered, how fast, and where the time went. */
 
+import { callList } from "./calls.js";
 import { h, prose, put } from "./dom.js";
 import { count, duration, median, share } from "./format.js";
 
-export function showHeadline(trace, go) {
+export function showHeadline(trace, state, go) {
   const { report, headline, passes } = trace.story;
   const imported = Boolean(trace.story.recording) || (!report.prompt && !report.reply);
   const main = passes.find((one) => one.name === headline);
   put(
     "headline",
     h("p.facts", {}, facts(trace, imported)),
+    callList(trace, state),
     imported ? null : talk(report),
     report.error ? failure(report.error) : null,
-    cutShort(trace.story),
+    cutShort(trace),
     extract(trace),
     h("dl.figures", {}, figures(report, main, imported)),
     h("p.lead", {}, prose(report.slowest || "Nothing stands out."), " ", trace.story.slowest ? jump(trace.story.slowest, go) : null),
@@ -28,7 +30,7 @@ function facts(trace, imported) {
     report.model,
     imported ? `imported: ${(root["tokentrace.import.files"] ?? ["a trace"]).join(", ")}` : null,
     meta.endpoint && meta.mode !== "local" ? meta.endpoint : null,
-    passes.length > 1 ? `times of the ${report.headline_pass} pass of ${passes.length}` : null,
+    passes.length > 1 ? `times of the ${report.headline_pass} ${trace.part} of ${passes.length}` : null,
     created ? created.toLocaleString() : null,
   ];
   return parts.filter(Boolean).join("  ·  ");
@@ -49,9 +51,10 @@ function failure(error) {
 }
 
 /** Whoever stopped the run sees less than a whole one, and the page says so first. */
-function cutShort({ interrupted, passes }) {
+function cutShort(trace) {
+  const { interrupted, passes } = trace.story;
   if (!interrupted.length) return null;
-  const where = passes.length > 1 ? ` in the ${interrupted.join(" and the ")} pass` : "";
+  const where = passes.length > 1 ? ` in the ${interrupted.join(" and the ")} ${trace.part}` : "";
   return h("div.failure.cut", { role: "alert" }, h("b", {}, `This run was interrupted${where}. `), "The page shows what had come until then: the reply and the times are not those of a whole run.");
 }
 

@@ -146,7 +146,7 @@ function more(trace, lane, go) {
       const [name, text] = fact(key, value);
       return h("div", {}, h("dt", {}, name), h("dd", { title: text }, text));
     })) : null,
-    lane.evidence ? h("p", {}, h("button.link", { type: "button", click: () => go.toLayer(lane.layer, lane.evidence_pass) }, trace.story.passes.length > 1 ? `Show its longest span in the ${lane.evidence_pass} pass` : "Show its longest span")) : null,
+    lane.evidence ? h("p", {}, h("button.link", { type: "button", click: () => go.toLayer(lane.layer, lane.evidence_pass) }, trace.story.passes.length > 1 ? `Show its longest span in the ${lane.evidence_pass} ${trace.part}` : "Show its longest span")) : null,
   );
 }
 

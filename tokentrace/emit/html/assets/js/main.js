@@ -20,7 +20,7 @@ function showPasses(trace, state) {
   if (passes.length < 2) return;
   const buttons = passes.map((pass) => h("button", { type: "button" }, pass.name));
   const place = put("passes", buttons);
-  place.setAttribute("aria-label", "Pass");
+  place.setAttribute("aria-label", trace.chain ? "Call" : "Pass");
   const mark = () => check(buttons, passes.findIndex((pass) => pass.name === state.pass));
   radios(place, buttons, (index) => state.set({ pass: passes[index].name, frame: -1 }));
   state.on(["pass"], mark);
@@ -61,7 +61,7 @@ function show(trace) {
       toTime();
     },
   };
-  showHeadline(trace, go);
+  showHeadline(trace, state, go);
   showPasses(trace, state);
   const steps = showSteps(trace, state);
   showLanes(trace, state, go);

@@ -39,7 +39,7 @@ export function showLayers(trace) {
   const columns = passes.map((pass) => ({ pass, told: report.passes[pass.name] })).filter((column) => column.told);
   const spent = (told, layer) => ["down", "up"].map((way) => told.own_ns[`${layer}.${way}`] ?? 0);
   const most = Math.max(1, ...columns.map(({ told }) => told.wall_ns));
-  document.getElementById("own-hint").textContent = `As measured${columns.length > 1 ? " in each pass" : ""}, on one scale: a full bar is the whole of ${columns.length > 1 ? "the longest request" : `the ${trace.whole}`}. Pale: on the way back.`;
+  document.getElementById("own-hint").textContent = `As measured${columns.length > 1 ? ` in each ${trace.part}` : ""}, on one scale: a full bar is the whole of ${columns.length > 1 ? "the longest request" : `the ${trace.whole}`}. Pale: on the way back.`;
   const cell = (row, { told }) => {
     const [down, up] = spent(told, row.layer);
     if (!down && !up) return h("td.dim", {}, h("div.amount.dim", {}, h("span", {}, quiet(row, told))));
@@ -51,7 +51,7 @@ export function showLayers(trace) {
     "layers",
     h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Own time by layer and pass" }, h(
       "table.compare", {},
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Layer"), columns.map(({ pass }) => h("th", { scope: "col" }, h("b", {}, pass.name === "once" ? "time" : pass.name), pass.name === trace.story.headline && columns.length > 1 ? " speaks for the run" : "")))),
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Layer"), columns.map(({ pass }) => h("th", { scope: "col" }, h("b", {}, pass.name === "once" ? "time" : pass.name), pass.name === trace.story.headline && columns.length > 1 ? (trace.chain ? " shown above" : " speaks for the run") : "")))),
       h(
         "tbody", {},
         report.layers.map((row) => h("tr", { "data-layer": row.layer }, h("td", {}, h("i.key"), `${row.layer} ${row.title}`), columns.map((column) => cell(row, column)))),
@@ -59,7 +59,7 @@ export function showLayers(trace) {
         line(`the ${trace.whole}`, (told) => duration(told.wall_ns), "total"),
         columns.some(({ told }) => told.ttft_ns !== null) ? line("first token", (told) => duration(told.ttft_ns)) : null,
         columns.some(({ told }) => told.cached_tokens) ? line("tokens from the cache", (told) => String(told.cached_tokens ?? "–")) : null,
-        columns.length > 1 ? line("times the warm one", (told) => (told.dilation ? `${told.dilation.toFixed(2)} ×` : "–")) : null,
+        columns.some(({ told }) => told.dilation) ? line("times the warm one", (told) => (told.dilation ? `${told.dilation.toFixed(2)} ×` : "–")) : null,
       ),
     )),
     report.cold ? h("p.soft", { style: { "margin-top": "12px" } }, report.cold) : null,
@@ -93,7 +93,7 @@ export function showOperators(trace, search) {
   const table = (rows) => h("div.scroll", {}, h("table", {}, h("thead", {}, head.cloneNode(true)), h("tbody", {}, rows.map(row))));
   const first = report.operators.slice(0, 8), rest = report.operators.slice(8);
   place.append(
-    h("p.hint", {}, `In the ${trace.story.recording ? "recording" : `${report.operators_pass} pass`}; the ones shown own ${duration(total)}.`), table(first),
+    h("p.hint", {}, `In the ${trace.story.recording ? "recording" : `${report.operators_pass} ${trace.part}`}; the ones shown own ${duration(total)}.`), table(first),
     rest.length ? h("details", {}, h("summary", {}, `${rest.length} more`), table(rest)) : "",
   );
 }
