@@ -67,15 +67,18 @@ BAD: dict[str, tuple[Answer | Callable[[Request], Answer], str]] = {
 }  # fmt: skip
 
 
+LIMIT_S = 8  # long enough for a busy machine to read 100,000 choices; what is held is that it ends 3 s later
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_chat_that_goes_wrong(name: str) -> None:
     answer, wanted = BAD[name]
     with healthy() as server:
         server.on("POST", CHAT, answer)
         began = time.monotonic()
-        found = look(server.url + "/v1", timeout_s=3, environ={"OPENAI_API_KEY": CANARY})
+        found = look(server.url + "/v1", timeout_s=LIMIT_S, environ={"OPENAI_API_KEY": CANARY})
         took = time.monotonic() - began
-    assert took < 6, found.verdict
+    assert took < LIMIT_S + 3, found.verdict
     verdict = found.verdict
     if wanted == "ok":
         assert verdict.status != "fail", verdict

@@ -24,7 +24,7 @@ def _missing(what: str) -> None:
     pytest.skip(what)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # its event loop must not run on while other tests want one of their own
 def browser() -> Iterator[Any]:
     try:
         from playwright.sync_api import sync_playwright

@@ -76,13 +76,22 @@ class Api:
             self.engine.metrics.finished["abort"] += 1
         except EngineDied as error:
             self.engine.metrics.finished["error"] += 1
-            await reply.fail(ApiError(503 if self.engine.death() else 500, f"The engine failed: {error}"))
-            if self.engine.death():
+            dead = await self._is_dead()
+            await reply.fail(ApiError(503 if dead else 500, f"The engine failed: {error}"))
+            if dead:
                 self.on_death()
         finally:
             self.engine.cancel(rid)
             if watcher is not None:
                 watcher.cancel()
+
+    async def _is_dead(self) -> bool:
+        """A loop that dies fails its requests first and says so a moment later."""
+        for _ in range(20):
+            if self.engine.death():
+                return True
+            await asyncio.sleep(0.01)
+        return False
 
     def _check_model(self, wanted: str | None) -> None:
         name = self.engine.folder.name
