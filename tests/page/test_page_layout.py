@@ -209,5 +209,9 @@ def test_a_chain_shows_every_call_with_its_share_and_lets_one_choose(opened: Cal
     for index, name in enumerate(report.passes):
         one.page.locator(".calls .call").nth(index).click()
         assert one.do("() => tokentrace.state.pass") == name
-        assert duration(report.passes[name].own_ns["8.down"]) in one.page.locator("#lane-8").inner_text()
+        lanes = one.page.locator("#lanes").inner_text()
+        assert duration(report.passes[name].own_ns["8.down"]) in lanes
+        reply = one.do("() => tokentrace.timeline.pass.reply")
+        assert reply and reply in one.page.locator(".ends").inner_text()
+        assert (report.layers[0].form_out in lanes) == (name == report.headline_pass), "forms of another call"
     assert opened(three_passes()).page.locator(".calls").count() == 0

@@ -40,7 +40,7 @@ function moment(trace, state) {
   const layers = report.layers.map((row) => ({
     ...row,
     meta: trace.story.layers.find((one) => one.number === row.layer),
-    ways: Object.fromEntries(WAYS.map((way) => [way, at(row, way, { pass, frame, told, isMain })])),
+    ways: Object.fromEntries(WAYS.map((way) => [way, at(row, way, { pass, frame, told, isMain, chain: trace.chain })])),
   }));
   const nobody = frame ? frame.unattributed : isMain ? report.unattributed_ns : told?.unattributed_ns ?? null;
   return { pass, frame, reference, layers, nobody, estimated: layers.some((lane) => WAYS.some((way) => lane.ways[way].estimated)) };
@@ -50,7 +50,7 @@ function sum(own) {
   return Object.values(own).reduce((total, spent) => total + spent, 0);
 }
 
-function at(row, way, { pass, frame, told, isMain }) {
+function at(row, way, { pass, frame, told, isMain, chain }) {
   const key = `${row.layer}.${way}`;
   if (frame) {
     const spent = frame.own ? frame.own[key] ?? 0 : null;
@@ -63,15 +63,18 @@ function at(row, way, { pass, frame, told, isMain }) {
   }
   const known = told?.own_ns ?? {};
   const deeper = [8, 7, 6, 5].includes(row.layer) || Object.keys(known).some((one) => one.startsWith(`${row.layer}.`));
-  return { form, spent: known[key] ?? (deeper && row.status === "seen" ? 0 : null), estimated: false };
+  // Passes of one request take the same forms; another call of a program has its own, which are told step by step.
+  return { form: chain ? null : form, spent: known[key] ?? (deeper && row.status === "seen" ? 0 : null), estimated: false };
 }
 
 function ends(trace, state, now) {
   const { report } = trace.story;
   const frames = now.pass.frames;
+  const other = trace.chain && now.pass.name !== trace.story.headline;
+  const start = other ? [now.pass.name, "this call starts here"] : [report.prompt || "what was recorded", report.prompt ? "the prompt goes in" : "starts here"];
   const before = state.frame > 0 ? [...frames.slice(0, state.frame)].reverse().find((frame) => frame.tokens.length) : null;
-  const given = before ? [visible(textOf(before)) || "end", "the token before goes in"] : [report.prompt || "what was recorded", report.prompt ? "the prompt goes in" : "starts here"];
-  const text = now.frame ? visible(textOf(now.frame)) : report.reply;
+  const given = before ? [visible(textOf(before)) || "end", "the token before goes in"] : start;
+  const text = now.frame ? visible(textOf(now.frame)) : other ? now.pass.reply : report.reply;
   const gone = now.frame ? [text || (now.frame.tokens.length ? "(no text)" : "no token yet"), title(now.frame, state.frame)] : [text || (report.error ? "no reply" : "ends here"), text ? "the reply comes back" : ""];
   const word = ([shown, small]) => h("p.word", {}, shown.length > 160 ? `${shown.slice(0, 160)}…` : shown, h("small", {}, small));
   return h("div.row.ends", {}, word(given), word(gone));

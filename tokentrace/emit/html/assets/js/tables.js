@@ -93,7 +93,7 @@ export function showOperators(trace, search) {
   const table = (rows) => h("div.scroll", {}, h("table", {}, h("thead", {}, head.cloneNode(true)), h("tbody", {}, rows.map(row))));
   const first = report.operators.slice(0, 8), rest = report.operators.slice(8);
   place.append(
-    h("p.hint", {}, `In the ${trace.story.recording ? "recording" : `${report.operators_pass} ${trace.part}`}; the ones shown own ${duration(total)}.`), table(first),
+    h("p.hint", {}, `In the ${trace.story.passes.length === 1 ? trace.whole : `${report.operators_pass} ${trace.part}`}; the ones shown own ${duration(total)}.`), table(first),
     rest.length ? h("details", {}, h("summary", {}, `${rest.length} more`), table(rest)) : "",
   );
 }
