@@ -70,3 +70,9 @@ def test_long_names_do_not_widen_the_page(opened: Callable[..., Opened], path: P
     for trace, report in (_import(path)[:2], (importers.load([str(path)]).trace, None)):
         one = opened(trace, report, size=(width, 900))
         assert one.do("() => document.documentElement.scrollWidth") <= width
+
+
+def test_a_page_without_the_recordings_own_times_says_whose_they_are(opened: Callable[..., Opened]) -> None:
+    one = opened(importers.load([str(LARGE)]).trace)
+    assert "Times by layer are those of the spans shown" in one.page.locator("#headline").inner_text()
+    assert one.page.locator("#gaps .gap").count() == 0

@@ -128,8 +128,6 @@ def _take_figures(report: Report, imported: Imported) -> None:
         state = states.get(row.layer)
         if state is not None:
             row.evidence = int(state.facts.get("evidence") or row.evidence)
-    # A gap between the spans that are shown may be filled by those that are not.
-    report.gaps = []
     own = {number: state.facts.get("own_ns") for number, state in states.items()}
     spent = sum(ns for ns in own.values() if ns is not None)
     if imported.figures.get("lanes") or not spent or spent > report.wall_ns:

@@ -41,14 +41,17 @@ def story(trace: Trace) -> dict[str, Any] | None:
 
 def told(trace: Trace, report: Report) -> Report:
     """The report in the words of a recording, with the importer's count of kernels; the given one stays as it is."""
-    if counts(trace) is None:
+    of_recording = counts(trace)
+    if of_recording is None:
         return report
     found = copy.deepcopy(report)
     found.slowest = _most(found)
     kernels = trace.attributes(0).get(_KERNELS)
     for row in found.layers:
-        if row.layer == 3 and isinstance(kernels, int) and kernels and (counts(trace) or {}).get("folded"):
+        if row.layer == 3 and isinstance(kernels, int) and kernels and of_recording["folded"]:
             row.form_out = plural(kernels, "kernel")
+    if of_recording["folded"]:
+        found.gaps = []  # what is folded may fill a gap between spans that are shown
     return found
 
 

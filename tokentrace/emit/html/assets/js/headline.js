@@ -11,12 +11,12 @@ export function showHeadline(trace, state, go) {
   put(
     "headline",
     h("p.facts", {}, facts(trace, imported)),
+    cutShort(trace),
     callList(trace, state),
     imported ? null : talk(report),
     report.error ? failure(report.error) : null,
-    cutShort(trace),
     extract(trace),
-    h("dl.figures", {}, figures(report, main, imported)),
+    h("dl.figures", {}, figures(report, main, imported, trace.story.interrupted.includes(headline))),
     h("p.lead", {}, prose(report.slowest || "Nothing stands out."), " ", trace.story.slowest ? jump(trace.story.slowest, go) : null),
     bar(report),
     legend(report),
@@ -63,10 +63,10 @@ function extract(trace) {
   const { recording } = trace.story;
   if (!recording?.folded) return null;
   const all = recording.shown + recording.folded;
-  return h("p.extract", {}, `This page shows ${recording.shown.toLocaleString("en")} of ${all.toLocaleString("en")} recorded events as spans; ${recording.folded.toLocaleString("en")} are folded into the spans around them.`);
+  return h("p.extract", {}, `This page shows ${recording.shown.toLocaleString("en")} of ${all.toLocaleString("en")} recorded events as spans; ${recording.folded.toLocaleString("en")} are folded into the spans around them.${trace.story.report.spans.recorded >= all ? "" : " Times by layer are those of the spans shown."}`);
 }
 
-function figures(report, main, imported) {
+function figures(report, main, imported, cut) {
   const { input, output } = report.tokens;
   const gaps = report.token_times.map((token) => token.itl_ns);
   const figure = (name, ns, title) => h("div", { title }, h("dt", {}, name), h("dd", {}, ...unit(duration(ns))));
@@ -74,7 +74,7 @@ function figures(report, main, imported) {
   return [
     imported ? null : figure("First token", report.ttft_ns, "from the request's start to the first text"),
     imported ? null : figure("Per token, median", median(gaps), "between two arrivals of text"),
-    figure(imported ? "Recorded" : "Whole request", report.wall_ns),
+    figure(imported ? "Recorded" : cut ? "Until interrupted" : "Whole request", report.wall_ns),
     known(input) || known(output) ? h("div", {}, h("dt", {}, "Tokens"), h("dd", {}, `${input ?? "?"} → ${output ?? "?"}`)) : null,
     main && known(report.coverage) ? h("div", { title: "of the time lies in spans of a layer" }, h("dt", {}, "Of it in a layer"), h("dd", {}, share(report.coverage, 1))) : null,
   ];

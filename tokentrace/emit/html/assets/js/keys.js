@@ -5,13 +5,13 @@ import { toggleTheme } from "./theme.js";
 
 const LISTED = [
   ["← →", "one step of the reply back or on"],
-  ["w", "the whole request"],
+  ["w", "the whole, not one step"],
   ["p", "play the steps, or stop"],
   ["/", "search; Enter and Shift Enter go through what was found"],
   ["Esc", "close the chosen span or the search"],
   ["t", "light or dark"],
   ["?", "this card"],
-  ["on the timeline", "+ and − zoom, ← → ↑ ↓ move, 0 fits the request"],
+  ["on the timeline", "+ and − zoom, ← → ↑ ↓ move, 0 fits the whole"],
   ["Shift ← → ↑ ↓", "on the timeline: the span before, after, around, within"],
   ["Enter", "on the timeline: zoom to the chosen span"],
 ];
