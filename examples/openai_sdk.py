@@ -24,8 +24,9 @@ def main() -> None:
             print()
     for call in trace.spans:
         if call.name.startswith("chat"):
-            tokens = [event.time_ns for event in call.events if event.name == "tokentrace.token"]
-            print(f"{call.name}: {len(tokens)} tokens, the first after {(tokens[0] - call.start_ns) / 1e6:.0f} ms")
+            chunks = [event.time_ns for event in call.events if event.name == "tokentrace.token"]
+            first_ms = (chunks[0] - call.start_ns) / 1e6
+            print(f"{call.name}: {len(chunks)} chunks with text, the first after {first_ms:.0f} ms")
     print(f"one trace of {len(trace)} spans, id {trace.trace_id}")
 
 

@@ -48,6 +48,14 @@ def test_agrees_with_the_servers_own_histograms(target: Target, concurrency: int
     assert figures["inter_token"].mean == pytest.approx(means["time_per_output_token"], rel=0.3)
 
 
+def test_two_endpoints_of_one_server_are_no_others(target: Target) -> None:
+    plan = Plan("Hi", count=4, max_tokens=4, temperature=0.0)
+    found = bench(plan, [target, Target("again", target.endpoint)], _Quiet(), save=False)
+    for one in found.targets:
+        assert one.server is not None and one.server.endpoints == 2
+        assert one.server.requests == 8 and one.server.alone
+
+
 def test_the_engine_bounds_what_is_said(target: Target) -> None:
     plan = Plan("Hi", count=5, max_tokens=4, temperature=0.0)
     found = bench(plan, [target], _Quiet(), save=False)

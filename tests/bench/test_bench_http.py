@@ -157,13 +157,26 @@ def test_failures_are_grouped_by_their_cause_and_not_sent_again(tmp_path: Path) 
     with ScriptedServer() as server:
         config.write_text(f'base_url = "{server.url}/v1"\nmodel = "alpha"\nmax_retries = 3\n')
         server.on("POST", "/v1/chat/completions", hello(), hello(), limited, cut, limited, hello())
-        found = result("Hi", "--config", str(config), "-n", "5", data=tmp_path)
+        found = result("Hi", "--config", str(config), "-n", "5", data=tmp_path, code=1)
     assert len(chats(server)) == 6  # with a warm-up, and no retry although the file asks for them
     one = found["targets"][0]
     assert one["ok"] == 2 and one["success"]["share"] == 0.4 and one["success"]["low"] < 0.4 < one["success"]["high"]
     assert [(g["check"], g["count"]) for g in one["errors"]] == [("TT845", 2), ("TT861", 1)]
     assert all(g["fix"] and g["title"] for g in one["errors"])
     assert one["figures"]["ttft"]["count"] == 2  # a failed reply is no quick one
+
+
+def test_one_failure_of_many_is_exit_code_1_and_quiet_says_how_many_worked(tmp_path: Path) -> None:
+    limited = json_answer({"error": {"message": "too many"}}, 429, retry_after="0")
+    with ScriptedServer() as server:
+        server.on("POST", "/v1/chat/completions", hello(), hello(), limited, hello())
+        done = bench("Hi", "--url", api(server), "--model", "alpha", "-n", "4", "-q", data=tmp_path, code=1)
+    assert done.stdout.strip().endswith("3 of 4 requests worked.")
+    with ScriptedServer() as server:
+        server.on("POST", "/v1/chat/completions", hello(), hello(), hello(), limited, hello())
+        both = ("--url", api(server), "--url", api(server))
+        done = bench("Hi", *both, "--model", "alpha", "-n", "4", "-q", data=tmp_path, code=1)
+    assert "3 of 4 requests worked" in done.stdout and "4 of 4 requests worked" in done.stdout
 
 
 def test_a_failing_warmup_ends_it_with_the_reason(tmp_path: Path) -> None:
@@ -214,7 +227,7 @@ def test_files_hold_every_request_and_no_markup_of_the_server(tmp_path: Path) ->
     with ScriptedServer() as server:
         server.on("POST", "/v1/chat/completions", hello(), hello(), bad, hello())
         bench("Hi", "--url", api(server), "--model", "alpha", "-n", "6", "-o", str(page), "--csv", str(table),
-              "--key", KEY, data=tmp_path)  # fmt: skip
+              "--key", KEY, data=tmp_path, code=1)  # fmt: skip
     text = page.read_text()
     assert "<script" not in text and "&lt;script" in text
     assert "default-src 'none'" in text
@@ -235,7 +248,8 @@ def test_without_a_model_the_servers_only_one_is_used_and_asked_for_once(tmp_pat
 
 @pytest.mark.parametrize(
     "arguments",
-    [("", ), ("Hi", "--rate", "0"), ("Hi", "-o", "x.txt"), ("Hi", "--url", "http://a", "--url", "http://b", "--url", "http://c"),
+    [("", ), ("Hi", "--rate", "0"), ("Hi", "--arrivals", "even"), ("Hi", "-o", "x.txt"),
+     ("Hi", "--url", "http://a", "--url", "http://b", "--url", "http://c"),
      ("Hi", "--csv", "/nowhere/at/all/x.csv", "--url", "http://127.0.0.1:9")],
 )  # fmt: skip
 def test_what_cannot_be_done_is_told_before_anything_is_sent(arguments: tuple[str, ...], tmp_path: Path) -> None:

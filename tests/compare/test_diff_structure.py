@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -16,11 +17,14 @@ from tokentrace import emit, runs
 from tokentrace.analyze import analyze
 from tokentrace.compare import compare_samples
 from tokentrace.compare.sample import Sample, of_pass
+from tokentrace.compare.terminal import between, print_diff
 from tokentrace.compare.tree import same_name
+from tokentrace.emit.terminal import make_console
 from tokentrace.errors import UsageError
 from tokentrace.fold import fold
 from tokentrace.model import IdSource, Trace
 from tokentrace.report import build
+from tokentrace.wording import duration
 
 COMMAND = [sys.executable, "-c", "from tokentrace.cli import main; main()", "diff"]
 T0 = 1_790_000_000_000_000_000
@@ -243,6 +247,49 @@ def test_the_command_fails_a_build_only_for_what_is_slower(stored: tuple[Path, l
     assert diff(base, new, "--fail-over", "60ms", data=data).returncode == 0
     repeated = [x for name in names[:3] for x in ("--base", name)] + [x for name in names[3:] for x in ("--new", name)]
     assert orjson.loads(diff(*repeated, "--json", data=data).stdout)["wall"] == found["wall"]
+
+
+@pytest.mark.parametrize("how", [(), ("--json",), ("-q",)])
+def test_a_reader_that_goes_away_is_no_slower_run(how: tuple[str, ...], stored: tuple[Path, list[str]]) -> None:
+    data, names = stored
+    reading, writing = os.pipe()
+    os.close(reading)
+    env = {**os.environ, "TOKENTRACE_DATA_DIR": str(data)}
+    try:
+        done = subprocess.run(
+            [*COMMAND, names[0], names[1], *how],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            env=env,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert done.returncode == 141 and done.stderr == b""
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_no_figure_is_cut(width: int) -> None:
+    slow = dict.fromkeys(LAYERS, 123 * MS)
+    base = [sample(jitter=700 * n, seed=n, encode=n * 91 * MS) for n in (1, 2, 3)]
+    new = [sample(jitter=700 * n, seed=n, slow=slow, encode=n * 97 * MS) for n in (2, 3, 4)]
+    found = compare_samples(base, new)
+    shown = io.StringIO()
+    print_diff(found, make_console(shown, width=width), unicode=True, every=True)
+    lines = shown.getvalue().splitlines()
+    plain = io.StringIO()
+    print_diff(found, make_console(plain, width=width), unicode=False, every=True)
+    assert plain.getvalue().isascii() and all(len(line) <= width for line in plain.getvalue().splitlines())
+    assert all(len(line) <= width for line in lines)
+    row = next(row for row in found.levels["layers"] if row.layer == 7)
+    line = next(line for line in lines if line.startswith("7 "))
+    figures = [duration(row.base_ns or 0), duration(row.new_ns or 0)]
+    assert all(figure in line for figure in figures)
+    assert row.low_ns is not None and row.high_ns is not None
+    assert width < 80 or between(row.low_ns, row.high_ns) in line
+    # Only a name may be shortened: what follows the first column holds no sign of a cut.
+    assert not any(line.endswith("…") for line in lines)
 
 
 def test_one_run_a_side_says_that_noise_is_unknown(stored: tuple[Path, list[str]]) -> None:

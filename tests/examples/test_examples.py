@@ -29,7 +29,7 @@ def run(name: str, *arguments: str, data: Path) -> str:
     ("name", "says"),
     [
         ("hi.py", ["'Hello", "7 tokenizer", "31 ids [1, 9690"]),
-        ("openai_sdk.py", ["Hello", "tokens, the first after", "one trace of"]),
+        ("openai_sdk.py", ["Hello", "chunks with text, the first after", "one trace of"]),
         ("two_chip_chain.py", ["condense", "answer", "one trace, id", "saved in"]),
         ("cluster_check.py", ["first      3 of 3 answered", "second     3 of 3 answered", "together"]),
         ("offline_generate.py", ["Hello", "aten::", "4 operator profiler"]),

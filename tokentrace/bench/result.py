@@ -127,6 +127,11 @@ class Result:
     interrupted: bool = False
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def failed(self) -> bool:
+        """Did a request fail, or an endpoint answer none?"""
+        return any(not target.good or len(target.good) < len(target.measured) for target in self.targets)
+
     def to_json(self) -> dict[str, Any]:
         plan = self.plan
         return {

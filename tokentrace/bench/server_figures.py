@@ -19,11 +19,13 @@ class ServerFigures:
     """Means in ns by name (time_to_first_token, time_per_output_token, e2e, queue, prefill, decode) over `requests`.
 
     `alone` False: the server ended another number of requests than we sent, so that others' are in the means.
+    `endpoints`: how many of the benched endpoints are this server; the means are over the requests to all of them.
     """
 
     requests: int | None
     alone: bool | None
     means_ns: dict[str, float] = field(default_factory=dict)
+    endpoints: int = 1
 
     def as_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -37,7 +39,9 @@ def read(endpoint: Endpoint) -> list[_metrics.Engine] | None:
         return None
 
 
-def since(endpoint: Endpoint, before: list[_metrics.Engine] | None, sent: int) -> ServerFigures | None:
+def since(
+    endpoint: Endpoint, before: list[_metrics.Engine] | None, sent: int, endpoints: int = 1
+) -> ServerFigures | None:
     """The figures of what ended since `before`; waits a moment for the server to count its last requests."""
     if before is None or not sent:
         return None
@@ -52,4 +56,5 @@ def since(endpoint: Endpoint, before: list[_metrics.Engine] | None, sent: int) -
             break
         time.sleep(0.1)
     means = {name: seconds * 1e9 for name, seconds in changes[0].means.items()}
-    return ServerFigures(finished, finished == sent if finished is not None else None, means) if means else None
+    alone = finished == sent if finished is not None else None
+    return ServerFigures(finished, alone, means, endpoints) if means else None

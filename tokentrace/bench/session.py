@@ -54,8 +54,10 @@ def bench(plan: Plan, targets: Sequence[Target], ui: Ui, *, save: bool = True) -
     servers = {}
     if not sent.interrupted:
         for number, target in enumerate(targets):
-            mine = sum(m.target == number and m.ok for m in sent.measured)
-            servers[number] = server_figures.since(target.endpoint, before[number], mine)
+            # Two endpoints may be one server: its figures are over the requests to both.
+            same = [n for n, one in enumerate(targets) if _server(one) == _server(target)]
+            mine = sum(m.target in same and m.ok for m in sent.measured)
+            servers[number] = server_figures.since(target.endpoint, before[number], mine, len(same))
     result = _worked_out(plan, sentence, targets, warm, sent, servers)
     good = [m for m in sent.measured if m.ok]
     result.client = watch.cost([m.cpu_ns for m in good], sum(m.chunks for m in good))
@@ -80,6 +82,10 @@ def _settled(target: Target) -> Target:
                 f"no model was named and {target.name} has {len(known)}", fix=f"--model, such as {known[0]}"
             )
     return Target(target.name, endpoint)
+
+
+def _server(target: Target) -> tuple[str, int]:
+    return target.endpoint.host, target.endpoint.port
 
 
 def _check_warm(targets: Sequence[Target], warm: Sent) -> None:
@@ -165,7 +171,7 @@ def names(endpoints: Sequence[str]) -> list[str]:
 
 def told(result: Result) -> str:
     """The verdict in one line, for -q."""
-    if result.verdict:
+    parts = [f"{t.name}: {len(t.good)} of {plural(len(t.measured), 'request')} worked" for t in result.targets]
+    if result.verdict and not result.failed:
         return result.verdict
-    parts = [f"{t.name}: {len(t.good)} of {len(t.measured)} worked" for t in result.targets]
-    return listed(parts) + "."
+    return f"{listed(parts)}. {result.verdict}".rstrip()

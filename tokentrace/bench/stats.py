@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tokentrace.wording import plural
+
 PERCENTILES = (0.5, 0.9, 0.99)
 _RESAMPLES = 2_000
 _MOST_WORK = 100_000_000
@@ -87,10 +89,12 @@ def _quantile(q: float, every: Floats, requests: int, drawn: dict[float, Floats]
     count = len(every)
     if count * (1 - q) < 1 - 1e-9:
         least = math.ceil(1 / (1 - q) - 1e-9)
-        return Quantile(None, why=f"of {count} measurements none is expected beyond {name_of(q)}; it takes {least}")
+        return Quantile(
+            None, why=f"of {plural(count, 'measurement')} none is expected beyond {name_of(q)}; it takes {least}"
+        )
     value = float(np.quantile(every, q))
     if drawn is None:
-        return Quantile(value, why=f"no interval from {requests} requests; it takes {_FEWEST}")
+        return Quantile(value, why=f"no interval from {plural(requests, 'request')}; it takes {_FEWEST}")
     # By requests where each has one measurement; the gaps of one reply are many, but they do not reach as far.
     low, high = (float(x) for x in np.quantile(drawn[q], [_TAIL, 1 - _TAIL]))
     why = ""

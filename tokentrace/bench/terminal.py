@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tokentrace.bench.result import Result, TargetResult
+from tokentrace.bench.server_figures import ServerFigures
 from tokentrace.bench.stats import Figure, Quantile, success_interval
 from tokentrace.emit._signs import ASCII, clean
 from tokentrace.wording import duration, plural
@@ -55,6 +56,14 @@ def cell(quantile: Quantile, unit: str) -> tuple[str, str]:
 
 def number(value: float, unit: str) -> str:
     return duration(value) if unit == "ns" else f"{value:.1f}"
+
+
+def _alone(server: ServerFigures) -> str:
+    if server.alone:
+        return ""
+    if server.requests is None:
+        return "; it does not say over how many requests"
+    return f"; it ended {plural(server.requests, 'request')} in that time, another number than worked here"
 
 
 class _Printer:
@@ -127,8 +136,8 @@ class _Printer:
             if theirs in one.server.means_ns and mean is not None:
                 parts.append(f"{TITLES[ours].strip()} {duration(one.server.means_ns[theirs])} (here {duration(mean)})")
         if parts:
-            alone = "" if one.server.alone else f"; it ended {one.server.requests} requests, others' among them"
-            self.line(f"server  its own means: {', '.join(parts)}{alone}", "dim")
+            both = " over the requests of both endpoints, which are one server" if one.server.endpoints > 1 else ""
+            self.line(f"server  its own means{both}: {', '.join(parts)}{_alone(one.server)}", "dim")
 
     def line(self, text: str, style: str = "") -> None:
         from rich.text import Text

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option(
     "--rate", type=click.FloatRange(min=0, min_open=True), help="Requests a second, whatever the server does."
 )
-@click.option("--arrivals", type=click.Choice(["poisson", "even"]), default="poisson", help="Of --rate.")
+@click.option("--arrivals", type=click.Choice(["poisson", "even"]), help="Of --rate; default poisson.")
 @click.option("--url", "urls", multiple=True, help="Base URL of an OpenAI-compatible server; twice compares two.")
 @click.option("--profile", "profiles", multiple=True, help="A profile of tokentrace.toml; twice compares two.")
 @click.option("--key", help="API key; better in OPENAI_API_KEY, where no process list shows it.")
@@ -54,7 +54,7 @@ def command(
     count: int,
     concurrency: int | None,
     rate: float | None,
-    arrivals: str,
+    arrivals: str | None,
     urls: tuple[str, ...],
     profiles: tuple[str, ...],
     key: str | None,
@@ -79,6 +79,8 @@ def command(
     What will be sent is said before it is. Two --profile or two --url take turns, and the comparison knows noise.
     Without any, the local engine answers.
 
+    Exit code: 0 when every request worked, 1 when one failed, 2 when nothing could be sent, 130 after Ctrl-C.
+
     \b
     Examples:
       tokentrace bench "Hi" -n 100 --concurrency 4
@@ -92,6 +94,10 @@ def command(
     for path in (out, csv_file):
         if path is not None and not Path(path).absolute().parent.is_dir():
             raise UsageError(f"the folder of {path} does not exist", fix="make it first; nothing was sent")
+    if arrivals is not None and rate is None:
+        raise UsageError(
+            f"--arrivals {arrivals} says nothing without --rate", fix=f"for example --rate 2 --arrivals {arrivals}"
+        )
     targets = _endpoints(urls, profiles, key, model, config, timeout)
     if targets is None and temperature is None:
         temperature = 0.0
@@ -123,7 +129,7 @@ def command(
     if result.interrupted:
         click.echo("interrupted; these are the figures until then", err=True)
         sys.exit(130)
-    if any(not target.good for target in result.targets):
+    if result.failed:
         sys.exit(1)
 
 

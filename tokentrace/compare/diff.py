@@ -22,7 +22,7 @@ from tokentrace.compare.sides import Progress, Read, load, split
 from tokentrace.compare.unlike import PerToken, per_token_of, unlike_tokens
 from tokentrace.compare.verdict import Verdict, cannot_tell, judge
 from tokentrace.errors import UsageError
-from tokentrace.wording import duration, listed
+from tokentrace.wording import duration, listed, plural
 
 SCHEMA = "tokentrace.diff/1"
 
@@ -55,8 +55,8 @@ class Diff:
             few = min(len(self.base), len(self.new)) < 4
             tail = "; four or more a side make the intervals 95 %" if few else ""
             return (
-                f"{len(self.base)} measurements against {len(self.new)}: a difference counts when equal sides would "
-                f"lie so far apart, in order and in size, in less than 5 % of cases{tail}"
+                f"{plural(len(self.base), 'measurement')} against {len(self.new)}: a difference counts when equal sides "
+                f"would lie so far apart, in order and in size, in less than 5 % of cases{tail}"
             )
         if self.wall.floor_ns is None:
             return "one run a side, without repeated steps or passes: nothing is known about noise; give several a side"

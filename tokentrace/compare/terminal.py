@@ -26,8 +26,10 @@ TITLES = {
 }
 #: Rows shown of each level unless all are wanted.
 _SHOWN = {"layers": 9, "spans": 5, "steps": 5, "modules": 5, "operators": 5, "kernels": 5}
-#: Base, new, change twice, noise.
-_COLUMNS = (8, 8, 9, 9, 20)
+#: Least widths of base, new, change, its share, noise; and which are left out, in this order, where they do not fit.
+_LEAST = (8, 8, 9, 9, 5)
+_DROPPED = (3, 4, 2)
+_NAME = 14
 _STYLE = {"slower": "bold red", "faster": "bold green", "shifted": "yellow", "same": "bold", "unknown": "magenta"}
 
 
@@ -58,28 +60,39 @@ class _Printer:
 
     def _table(self, title: str, rows: list[Row], most: int) -> None:
         shown = rows if self.every else rows[:most]
-        name = max(14, self.width - sum(_COLUMNS) - len(_COLUMNS) - 2)
-        self._line()
-        self._cells((title, "base", "new", "change", "", "noise"), name, "bold")
+        lines: list[tuple[str, tuple[str, ...], str]] = [(title, ("base", "new", "change", "", "noise"), "bold")]
         for row in shown:
             style = "" if row.beyond_noise is None else "dim" if not row.beyond_noise else _sign(row)
             change = "" if row.change is None else f"{row.change:+.1%}".replace("%", " %")
-            cells = (
-                short_label(row), _time(row.base_ns), _time(row.new_ns), ("+" if row.difference_ns > 0 else "")
-                + duration(row.difference_ns), change, _noise(row),
-            )  # fmt: skip
-            self._cells(cells, name, style)
+            plus = "+" if row.difference_ns > 0 else ""
+            cells = (_time(row.base_ns), _time(row.new_ns), plus + duration(row.difference_ns), change, _noise(row))
+            lines.append((short_label(row), tuple(self._ours(cell) for cell in cells), style))
+        widths = [max(least, *(len(figures[at]) for _, figures, _ in lines)) for at, least in enumerate(_LEAST)]
+        kept = self._kept(widths)
+        name = max(1, self.width - sum(widths[at] + 1 for at in kept) - (4 in kept))
+        self._line()
+        for label, figures, style in lines:
+            self._cells(label, [(at, figures[at], widths[at]) for at in kept], name, style)
         if len(rows) > len(shown):
             self._line(f"  {len(rows) - len(shown)} more that differ less: --all", "dim")
 
-    def _cells(self, cells: tuple[str, ...], name: int, style: str) -> None:
+    def _kept(self, widths: list[int]) -> list[int]:
+        """The columns that fit beside a name: a column goes as a whole, for a figure cut short is another figure."""
+        kept = list(range(len(widths)))
+        for gone in _DROPPED:
+            if sum(widths[at] + 1 for at in kept) + 1 + _NAME <= self.width:
+                break
+            kept.remove(gone)
+        return kept
+
+    def _cells(self, label: str, cells: list[tuple[int, str, int]], name: int, style: str) -> None:
         from rich.cells import cell_len
 
-        first = cut(self._ours(clean(cells[0])), name, "…" if self.unicode else "...")
+        first = cut(self._ours(clean(label)), name, "…" if self.unicode else "...")
         text = first + " " * (name - cell_len(first))
-        for cell, width in zip(cells[1:5], _COLUMNS, strict=False):
-            text += f" {self._ours(cell):>{width}}"
-        self._print(cut(f"{text}  {self._ours(cells[5])}".rstrip(), self.width, "…" if self.unicode else "..."), style)
+        for at, cell, width in cells:
+            text += f"  {cell}" if at == len(_LEAST) - 1 else f" {cell:>{width}}"
+        self._print(text.rstrip(), style)
 
     def _ours(self, text: str) -> str:
         return text if self.unicode else text.translate(ASCII)
