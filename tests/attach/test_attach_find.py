@@ -192,3 +192,21 @@ def test_the_local_engine_is_found_and_traced_and_left_as_it_was(tmp_path: Path)
         finally:
             server.send_signal(signal.SIGINT)
             server.communicate(timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("command", "engine"),
+    [
+        ("python -m vllm.entrypoints.openai.api_server --model m", "vllm"),
+        ("python -X dev -u -m vllm.entrypoints.openai.api_server", "vllm"),
+        ("/usr/bin/python3 /usr/local/bin/vllm serve m", "vllm"),
+        ("python -m pytest -q -m vllm tests", ""),
+        ("python /usr/bin/pytest -m vllm", ""),
+        ("python bench.py -m vllm", ""),
+        ("python -m tokentrace.cli serve", "tokentrace"),
+    ],
+)
+def test_a_server_is_known_by_what_it_runs_and_not_by_a_word(command: str, engine: str) -> None:
+    from tokentrace.attach.roles import Looked, engine_of
+
+    assert engine_of(Looked(1, 0, 0, tuple(command.split()))) == engine

@@ -103,7 +103,7 @@ def test_async_calls_and_threads_begun_inside_belong_to_the_trace_and_others_do_
             httpx.post(url, json=STREAM)
             done.set()
 
-        stranger = threading.Thread(target=elsewhere)
+        stranger = threading.Thread(target=elsewhere, daemon=True)
         stranger.start()
 
         async def two() -> None:

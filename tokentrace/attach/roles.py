@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tokentrace.attach import proc, versions
@@ -46,17 +46,28 @@ def look(pid: int) -> Looked | None:
     return Looked(pid, state.parent, state.uid, tuple(arguments)) if arguments and state.state not in "ZX" else None
 
 
+def _module(arguments: Sequence[str]) -> str:
+    """NAME of `python -m NAME`, else "". An option -m of another program (pytest -m vllm) says nothing."""
+    before = ""
+    for number, part in enumerate(arguments[1:], 1):
+        if part == "-m":
+            return arguments[number + 1] if number + 1 < len(arguments) else ""
+        if not part.startswith("-") and before not in ("-X", "-W"):
+            return ""  # a script; what follows is its own
+        before = part
+    return ""
+
+
 def engine_of(one: Looked) -> str:
     """vllm or tokentrace when the process's own command line says so, else ""."""
     head = one.arguments[:6]
     names = [part.rpartition("/")[2] for part in head]
     if _TITLE.match(one.title):
         return "vllm"
-    for number, part in enumerate(head):
-        if part == "-m" and number + 1 < len(head) and head[number + 1].split(".")[0] == "vllm":
-            return "vllm"
-        if part.endswith(("/vllm/entrypoints/openai/api_server.py", "/vllm/entrypoints/cli/main.py")):
-            return "vllm"
+    if _module(head).split(".")[0] == "vllm":
+        return "vllm"
+    if any(part.endswith(("/vllm/entrypoints/openai/api_server.py", "/vllm/entrypoints/cli/main.py")) for part in head):
+        return "vllm"
     if "vllm" in names[:3] and "serve" in head:
         return "vllm"
     named = "tokentrace" in names[:3] or any("tokentrace.cli" in part for part in head)
