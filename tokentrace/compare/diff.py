@@ -55,8 +55,8 @@ class Diff:
             few = min(len(self.base), len(self.new)) < 4
             tail = "; four or more a side make the intervals 95 %" if few else ""
             return (
-                f"{plural(len(self.base), 'measurement')} against {len(self.new)}: a difference counts when equal sides "
-                f"would lie so far apart, in order and in size, in less than 5 % of cases{tail}"
+                f"{plural(len(self.base), 'measurement')} against {len(self.new)}: a difference counts when equal "
+                f"sides would lie so far apart, in order and in size, in less than 5 % of cases{tail}"
             )
         if self.wall.floor_ns is None:
             return "one run a side, without repeated steps or passes: nothing is known about noise; give several a side"
