@@ -129,10 +129,10 @@ def situation_of(
         situation.model_path = processes.model_of(situation.pid)
     if mode != "machine":
         return situation, None
-    model, _, _ = local_model.find(named_path or wishes.model, env)
-    if model is not None:
-        situation.model_path = str(model.path)
-    return situation, model
+    found = situation.local_model = local_model.find(named_path or wishes.model, env)
+    if found.folder is not None:
+        situation.model_path = str(found.folder.path)
+    return situation, found.folder
 
 
 def pointer(error: TokentraceError) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from tokentrace.client.settings import Endpoint
+    from tokentrace.doctor.local_model import Found
     from tokentrace.doctor.look import Look
     from tokentrace.exchange import Exchange
 
@@ -153,6 +154,8 @@ class Situation:
     offline: bool = False
     #: A Hugging Face folder on this machine, of the model that is or would be served; "" unknown.
     model_path: str = ""
+    #: The local engine's model, or why there is none; None where there is an endpoint.
+    local_model: Found | None = None
     #: How long replies are meant to be: --max-tokens.
     max_tokens: int = 64
     layers: frozenset[int] = frozenset(range(9))

@@ -228,7 +228,8 @@ class _Stages:
 
         situation, model = self._situation, self._model
         if model is None:
-            return Live(why_not="no endpoint was given, and the local engine's model is not in the cache")
+            found = situation.local_model
+            return Live(why_not=found.why if found is not None else "there is no endpoint and no model")
         self._progress("starting the local engine")
 
         def work() -> None:

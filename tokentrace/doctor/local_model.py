@@ -3,32 +3,51 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from tokentrace.doctor.check import Check, Mode, Result, Situation, ok, skip, unknown, warn
-from tokentrace.engines.local.folder import ModelFolder, inspect
+from tokentrace.doctor.check import Check, Mode, Result, Situation, fail, ok, skip, unknown, warn
+from tokentrace.engines.local.folder import ModelFolder
 from tokentrace.errors import EngineError, TokentraceError
 
 _MACHINE: frozenset[Mode] = frozenset(("machine",))
 
 
-def find(named: str | None, environ: Mapping[str, str]) -> tuple[ModelFolder | None, str, str]:
-    """(the folder that can be served at once, else None; why there is none; what to do). Touches nothing."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`folder` can be served at once. Where it is None: why, what to do, and whether no run could serve it either."""
+
+    folder: ModelFolder | None
+    why: str = ""
+    fix: str = ""
+    broken: bool = False
+
+
+def find(named: str | None, environ: Mapping[str, str]) -> Found:
+    """The local engine's model, said with the words of `tokentrace run`. Touches and fetches nothing."""
+    from tokentrace.engines.local.model import ensure_model
+
     given = named or environ.get("TOKENTRACE_MODEL")
     if given:
         path = Path(given).expanduser()
-        if path.suffix in (".gguf", ".whl"):
-            return None, f"{path} must be converted first", f'tokentrace run "Hi" --model {path}'
+        if path.suffix in (".gguf", ".whl") and path.is_file():
+            fix = f'tokentrace run "Hi" --model {path}'
+            return Found(None, f"{path} is not converted yet: {fix} does that", fix)
         try:
-            return inspect(path), "", ""
+            # A folder, or nothing at all: looked at, never fetched. The variable has a sentence of its own.
+            return Found(ensure_model(None if named is None and os.environ.get("TOKENTRACE_MODEL") == given else path))
         except EngineError as error:
-            return None, str(error), error.fix
+            return Found(None, str(error), error.fix, broken=True)
     folder = cache(environ)
     damage = _damage(folder)
-    if damage:
-        return None, f"the local engine's model is not in the cache ({damage})", 'tokentrace run "Hi" fetches it once'
-    return ModelFolder(folder, _name(), "cache"), "", ""
+    if not damage:
+        return Found(ModelFolder(folder, _name(), "cache"))
+    if folder.is_dir():
+        return Found(None, f'the cached model is damaged ({damage}): tokentrace run "Hi" makes it again',
+                     'tokentrace run "Hi"')  # fmt: skip
+    return Found(None, 'no model is here yet: tokentrace run "Hi" fetches it', 'tokentrace run "Hi"')
 
 
 def cache(environ: Mapping[str, str]) -> Path:
@@ -59,8 +78,8 @@ def _damage(folder: Path) -> str:
         for name, facts in files.items():
             if (folder / name).stat().st_size != facts["size"]:
                 return f"{name} has another size than noted"
-    except FileNotFoundError:
-        return f"looked in {folder}"
+    except FileNotFoundError as error:
+        return f"{Path(str(error.filename)).name} is missing"
     except OSError as error:
         return f"{folder} cannot be read: {error.strerror}"
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -71,6 +90,10 @@ def _damage(folder: Path) -> str:
 def _engine(s: Situation) -> Iterable[Result]:
     from tokentrace.engines.local.loading import check_transformers
 
+    found = s.local_model
+    if found is not None and found.broken:
+        yield fail("TT618", found.why, found.fix)
+        return
     try:
         check_transformers()
     except TokentraceError as error:
@@ -79,8 +102,7 @@ def _engine(s: Situation) -> Iterable[Result]:
     if s.model_path:
         yield ok("TT618", f"the local engine's packages are installed, and its model lies in {s.model_path}")
         return
-    _, why, fix = find(None, s.environ)
-    yield unknown("TT618", f"the local engine's packages are installed; {why or 'no model was chosen'}", fix)
+    yield unknown("TT618", found.why if found is not None else "no model was chosen", found.fix if found else "")
 
 
 def _served(s: Situation) -> Iterable[Result]:

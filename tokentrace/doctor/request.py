@@ -58,7 +58,8 @@ def _not_made(s: Situation) -> Iterable[Result]:
             fix, detail = (error.fix, error.detail) if isinstance(error, TokentraceError) else ("", "")
             yield fail("TT608", live.why_not, fix or "see the last lines of its log", *detail.splitlines()[-12:])
         else:
-            yield skip("TT800", f"no live call: {live.why_not}")
+            fix = s.local_model.fix if s.local_model is not None else ""
+            yield unknown("TT800", f"no request was made: {live.why_not}", fix)
         return
     first = s.look.get("models") if s.look is not None else None
     if first is not None and first.error is not None:

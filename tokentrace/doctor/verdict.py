@@ -60,7 +60,11 @@ def judge(results: Sequence[Result]) -> Verdict:
     warnings = [r for r in results if r.status == "warn"]
     seen = [r for r in results if r.status == "ok"]
     if undecided := next((r for r in results if r.id == "TT800" and r.status == "unknown"), None):
-        return Verdict("unknown", f"could not be checked: {undecided.detail}", 8, undecided.fix, undecided.id)
+        more = tuple(f"{r.id} {r.detail}" for r in warnings if r.id != "TT618")
+        engine = next((r for r in results if r.id == "TT618" and r.status in ("unknown", "warn")), None)
+        if engine is not None:  # without an endpoint, what the local engine lacks is why nothing was asked
+            return Verdict("unknown", engine.detail, engine.layer, engine.fix, engine.id, more)
+        return Verdict("unknown", f"could not be checked: {undecided.detail}", 8, undecided.fix, undecided.id, more)
     if warnings:
         first = max(warnings, key=lambda r: (r.layer, r.id))
         more = tuple(f"{r.id} {r.detail}" for r in warnings if r is not first)
