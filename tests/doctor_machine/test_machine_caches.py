@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -367,3 +368,18 @@ def test_a_title_over_the_environment_is_noticed(tmp_path: Path) -> None:
     (folder / "root").symlink_to("/")
     seen = view.of_process(9, str(tmp_path / "proc"))
     assert "written its title" in seen.hidden and seen.command == ("VLLM::EngineCore",)
+
+
+def test_what_a_neighbour_compiled_is_not_the_servers(tmp_path: Path) -> None:
+    """Two real processes: one that has a library of torch's name loaded, one that has not."""
+    libm = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libm.so" in line)
+    library = shutil.copy(libm, tmp_path / "libtorch_cpu.so")
+    wait = "import sys; print(1, flush=True); sys.stdin.read()"
+    for code, own in ((wait, False), (f"import ctypes; ctypes.CDLL({str(library)!r}); {wait}", True)):
+        with subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as server:
+            assert server.stdout is not None and server.stdout.readline() == "1\n"
+            used = compiled.using(view.of_process(server.pid))
+            server.communicate("")
+        assert used is not None and used("inductor") is own and not used("CUDA")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tokentrace.doctor.check import Check, Reader, Result, Sampler, Situation, ok, skip, unknown, warn
@@ -66,7 +70,43 @@ def run(situation: Situation) -> Iterable[Result]:
     partly = [name for name, (_, complete) in last.values.items() if not complete and name not in new]
     if partly and not new:
         return [unknown("TT209", f"the cache of {listed(partly)} is too large to be looked through")]
+    if new and situation.pid is not None:
+        used = using(view_of(situation))
+        if used is None:
+            why = "caches got new files, and whether the server compiles cannot be seen: its libraries may not be read"
+            return [unknown("TT209", why, "run tokentrace doctor as the server's user, or as root")]
+        foreign = [name for name in new if not used(name)]
+        new = {name: paths for name, paths in new.items() if used(name)}
+        if foreign and not new:
+            return [ok("TT209", f"nothing was compiled during the live call: what {listed(foreign)} wrote is another "
+                       "program's, the server has not loaded that compiler's libraries")]  # fmt: skip
     return [judge(new, _first_token_ns(situation, "first"), _first_token_ns(situation, "second"))]
+
+
+#: Libraries of the drivers' own caches; the other compilers work inside torch.
+_LIBRARY = {
+    "CUDA": r"/libcuda\.so", "HIP": r"/lib(amdhip|amd_comgr)", "MIOpen": r"/libMIOpen", "MIOpen db": r"/libMIOpen",
+    "TensorRT-LLM": r"/libnvinfer", "ONNX Runtime TensorRT": r"/libonnxruntime",
+}  # fmt: skip
+_TORCH = r"/libtorch[\w.]*\.so"
+
+
+def using(view: View) -> Callable[[str], bool] | None:
+    """Whether the server or one of its children has a compiler's library loaded; None where that cannot be read.
+
+    The folders are shared: without this, whatever a neighbour compiles meanwhile would count.
+    """
+    import psutil
+
+    pids = [view.pid]
+    with contextlib.suppress(psutil.Error, OSError):
+        pids += [child.pid for child in psutil.Process(view.pid).children(recursive=True)]
+    proc = Path(view.proc).parent
+    maps = [replace(view, proc=str(proc / str(pid))).own("maps") for pid in pids]
+    if not maps[0]:
+        return None
+    text = "\n".join(maps)
+    return lambda compiler: re.search(_LIBRARY.get(compiler, _TORCH), text) is not None
 
 
 def written(before: Mapping[str, Any], after: Mapping[str, Any], since: float) -> dict[str, list[str]]:
@@ -115,7 +155,8 @@ CHECKS = (
         "TT209", "caches: hit or miss",
         "Kernels that are compiled at the first request make it seconds slower, and a health check may kill the server "
         "meanwhile.",
-        "the files of every cache before and after the live call, and its two times to the first token",
+        "the files of every cache before and after the live call, the libraries that the server has loaded, and the "
+        "call's two times to the first token",
         "Warm the server up when it starts, and keep its caches.",
         run, live=True,
     ),
