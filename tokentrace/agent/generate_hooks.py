@@ -17,176 +17,18 @@ model on its own, and a forward pass inside compiled code is not seen as one. Ne
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
-from itertools import count
-from threading import get_ident, get_native_id
+from threading import get_native_id
 from typing import Any
 
 from tokentrace.agent import module_hooks, profile
 from tokentrace.agent.core import Emit, GroupUnavailable
-from tokentrace.agent.model_hooks import call_attribute, dtype_name
-from tokentrace.agent.wrap import Hook, HookGroup, install_all
-
-_GENERATE = "transformers.generation.utils:GenerationMixin.generate"
-_BASE = "transformers.tokenization_utils_base:PreTrainedTokenizerBase"
-MAX_TEXT = 2000  # characters
-MAX_IDS = 4096
-_Forward = tuple[int, int, int, dict[str, Any]]  # start_ns, end_ns, thread, data
+from tokentrace.agent.generate_run import GenerateGroup, Run, generation
+from tokentrace.agent.generate_text import TokenizerGroup
+from tokentrace.agent.wrap import install_all
 
 
-class Run:
-    """One call of `generate`."""
-
-    __slots__ = ("batch", "error", "first_index", "forwards", "model", "prompt", "result", "rid")
-
-    def __init__(self, rid: str, model: Any) -> None:
-        self.rid, self.model = rid, model
-        self.forwards: list[_Forward] = []
-        self.batch = 1
-        self.prompt = 0  # tokens of each sequence, 0 unknown
-        self.first_index = 0
-        self.result: Any = None
-        self.error = ""
-
-
-class Generation:
-    """Knows which call of `generate` each thread is in. Shared by the groups; its hooks are there while one needs
-    them."""
-
-    def __init__(self) -> None:
-        self.on_model: tuple[Callable[[Any], None], ...] = ()
-        self.on_forward: tuple[Callable[[], None], ...] = ()
-        self.on_done: tuple[Callable[[Run, int, int], None], ...] = ()
-        self._now: dict[int, Run] = {}  # by thread
-        self._rid = threading.local()
-        self._ids = count(1)
-        self._indexes = count()
-        self._users = 0
-        self._hooks: list[Hook] = []
-        self._models: list[tuple[Any, Hook]] = []
-
-    def acquire(self) -> None:
-        """Raises GroupUnavailable."""
-        if self._users == 0:
-            hooks = [Hook(_GENERATE, self._ended, before=self._begins)]
-            install_all(hooks, needed=(_GENERATE,))
-            self._hooks = hooks
-        self._users += 1
-
-    def release(self) -> None:
-        self._users -= 1
-        if self._users == 0:
-            models, self._models = self._models, []
-            for hook in [*(hook for _, hook in models), *self._hooks]:
-                hook.restore()
-
-    def coming(self) -> str:
-        """The id of what this thread prepares: of its call under way, else of its next one."""
-        run = self._now.get(get_ident())
-        if run is not None:
-            return run.rid
-        rid: str = getattr(self._rid, "next", "") or f"generate-{next(self._ids)}"
-        self._rid.next = rid
-        return rid
-
-    def latest(self) -> str:
-        """The id of this thread's call under way, else of its last one, "" when there was none."""
-        run = self._now.get(get_ident())
-        return run.rid if run is not None else getattr(self._rid, "last", "")
-
-    def _begins(self, args: Any, kwargs: Any) -> Run | None:
-        if get_ident() in self._now:  # assisted generation calls itself
-            return None
-        model = args[0]
-        run = Run(self.coming(), model)
-        self._now[get_ident()] = run
-        self._rid.next, self._rid.last = "", run.rid
-        given = kwargs.get("input_ids", kwargs.get("inputs", args[1] if len(args) > 1 else None))
-        shape = getattr(given, "shape", None)
-        if shape is not None and len(shape) == 2:
-            run.batch, run.prompt = int(shape[0]), int(shape[1])
-        self._watch(model)
-        return run
-
-    def _watch(self, model: Any) -> None:
-        if not any(known is model for known, _ in self._models):
-            hook = Hook(f"model:{call_attribute(model)}", self._forwarded, owner=model)
-            self._models.append((model, hook))
-            hook.install()
-        for told in self.on_model:
-            told(model)
-
-    def _forwarded(
-        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
-    ) -> None:
-        run = self._now.get(get_ident())
-        if run is None:
-            return
-        data: dict[str, Any] = {"index": next(self._indexes)}
-        ids = args[0] if args else kwargs.get("input_ids")
-        if ids is not None and hasattr(ids, "shape"):
-            data["in_shape"], data["in_dtype"] = tuple(ids.shape), dtype_name(ids.dtype)
-        logits = getattr(result, "logits", None)
-        if logits is not None:
-            data["out_shape"], data["out_dtype"] = tuple(logits.shape), dtype_name(logits.dtype)
-            data["device"] = str(logits.device)
-        if error is not None:
-            data["error"] = type(error).__name__
-        run.forwards.append((start, end, get_native_id(), data))
-        for told in self.on_forward:
-            told()
-
-    def _ended(
-        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
-    ) -> None:
-        if context is None:
-            return
-        self._now.pop(get_ident(), None)
-        context.result = result
-        context.error = type(error).__name__ if error is not None else ""
-        for told in self.on_done:
-            told(context, start, end)
-
-
-generation = Generation()
-
-
-class _Group(HookGroup):
-    """A group that is told of every call of `generate`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.on = False
-
-    def hooks(self) -> list[Hook]:
-        return []
-
-    def enable(self, recorder: Emit, options: Mapping[str, Any] | None = None) -> None:
-        if self.on:
-            return
-        generation.acquire()
-        try:
-            super().enable(recorder, options)
-        except BaseException:
-            generation.release()
-            raise
-        self.on = True
-        generation.on_done += (self.ended,)
-
-    def disable(self) -> None:
-        if not self.on:
-            return
-        self.on = False
-        generation.on_done = tuple(told for told in generation.on_done if told != self.ended)
-        super().disable()
-        generation.release()
-
-    def ended(self, run: Run, start: int, end: int) -> None:
-        return
-
-
-class EngineGroup(_Group):
+class EngineGroup(GenerateGroup):
     """Layer 6: what there is of it without a queue. See the module's docstring."""
 
     def ended(self, run: Run, start: int, end: int) -> None:
@@ -216,7 +58,7 @@ class EngineGroup(_Group):
         self.emit("finish", end, end, thread, finish)
 
 
-class ModelGroup(_Group):
+class ModelGroup(GenerateGroup):
     """Layer 5: forward passes, and what `generate` does between them."""
 
     def ended(self, run: Run, start: int, end: int) -> None:
@@ -290,100 +132,6 @@ class OpsGroup(profile.OpsGroup):
         self._gate.steps += 1
         if self._gate.after_step is not None:
             self._gate.after_step()
-
-
-class TokenizerGroup(_Group):
-    """Layer 7. Texts are kept only with the option `text`, which is for prompts of our own."""
-
-    needed = (f"{_BASE}.__call__",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._depth = threading.local()
-        self._decoded: dict[str, int] = {}
-
-    def hooks(self) -> list[Hook]:
-        return [
-            Hook(f"{_BASE}.apply_chat_template", self._rendered),
-            Hook(f"{_BASE}.__call__", self._encoded, before=self._enters),
-            Hook(f"{_BASE}.encode", self._encoded, before=self._enters),
-            Hook(f"{_BASE}.decode", self._read),
-        ]
-
-    def _enters(self, args: Any, kwargs: Any) -> bool:
-        """Whether this is the outermost of two functions that call each other."""
-        depth = getattr(self._depth, "value", 0)
-        self._depth.value = depth + 1
-        return depth == 0
-
-    def _rendered(
-        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
-    ) -> None:
-        talk = kwargs.get("conversation", args[1] if len(args) > 1 else None)
-        said = [str(one.get("content") or "") for one in talk or () if isinstance(one, dict)]
-        data: dict[str, Any] = {"rid": generation.coming(), "chars_in": sum(map(len, said))}
-        if self.options.get("text") and said:
-            data["text_in"] = said[-1][:MAX_TEXT]
-        text = result if isinstance(result, str) else getattr(self._depth, "text", None)
-        if text is not None:
-            data["chars_out"] = len(text)
-            if self.options.get("text"):
-                data["text_out"] = text[:MAX_TEXT]
-        if error is not None:
-            data["error"] = type(error).__name__
-        self.emit("template", start, end, get_native_id(), data)
-
-    def _encoded(
-        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
-    ) -> None:
-        self._depth.value = max(0, getattr(self._depth, "value", 1) - 1)
-        if not context:
-            return
-        text = kwargs.get("text", args[1] if len(args) > 1 else None)
-        texts = [text] if isinstance(text, str) else [one for one in text or () if isinstance(one, str)]
-        self._depth.text = texts[0] if len(texts) == 1 else None
-        data: dict[str, Any] = {"rid": generation.coming(), "chars": sum(map(len, texts))}
-        if self.options.get("text") and texts:
-            data["text_in"] = texts[-1][:MAX_TEXT]
-        ids = _flat(result.get("input_ids") if hasattr(result, "get") else result)
-        if ids is not None:
-            data["count"], data["ids"] = len(ids), ids[:MAX_IDS]
-        if error is not None:
-            data["error"] = type(error).__name__
-        self.emit("encode", start, end, get_native_id(), data)
-
-    def _read(
-        self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
-    ) -> None:
-        rid = generation.latest()
-        if not rid:
-            return
-        ids = _flat(kwargs.get("token_ids", args[1] if len(args) > 1 else None)) or []
-        index = self._decoded.get(rid, 0)
-        self._decoded[rid] = index + 1
-        data: dict[str, Any] = {"rid": rid, "index": index, "count": len(ids), "ids": ids[:MAX_IDS]}
-        if len(ids) == 1:
-            data["id"] = ids[0]
-        text = result if isinstance(result, str) else "".join(result or ())
-        data["chars"] = len(text)
-        if self.options.get("text"):
-            data["text"] = text[:MAX_TEXT]
-        if error is not None:
-            data["error"] = type(error).__name__
-        self.emit("decode", start, end, get_native_id(), data)
-
-
-def _flat(ids: Any) -> list[int] | None:
-    """Token ids in whatever they came, in one list; None when these are none."""
-    if hasattr(ids, "tolist"):
-        ids = ids.tolist()
-    if isinstance(ids, int):
-        return [ids]
-    if not isinstance(ids, (list, tuple)):
-        return None
-    if ids and isinstance(ids[0], (list, tuple)):
-        ids = [one for row in ids for one in row]
-    return [int(one) for one in ids] if all(isinstance(one, int) for one in ids) else None
 
 
 def _sequences(run: Run) -> Any:
