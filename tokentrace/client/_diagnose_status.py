@@ -34,7 +34,9 @@ _MODEL = re.compile(
 )
 _MEMORY = re.compile(r"out of memory|CUDA error|OutOfMemory|HIP error|cannot allocate", re.IGNORECASE)
 _LOADING = re.compile(r"loading model|model is loading|still loading|currently loading|is (being )?load", re.IGNORECASE)
-_DEAD = re.compile(r"EngineDead|engine (core )?(died|failed|is dead|has died)|background loop", re.IGNORECASE)
+_DEAD = re.compile(
+    r"EngineDead|engine ?(core )?(died|failed|is dead|has died|encountered an issue)|background loop", re.IGNORECASE
+)
 _EXPIRED = re.compile(r"expired|expir", re.IGNORECASE)
 _OAUTH = re.compile(r"oauth|access token|session token|jwt", re.IGNORECASE)
 #: A gateway repeats what the server behind it said: LiteLLM with the names of its exceptions, OpenRouter in its words.
@@ -133,7 +135,7 @@ def said_failure(facts: Facts, status: int) -> EndpointError | None:
         return failure(
             "TT602",
             f"the engine behind the server failed{_said(facts)}",
-            "look at the server's log and restart it",
+            "restart the server; its log at that time tells why",
             _detail(facts),
         )
     return None
