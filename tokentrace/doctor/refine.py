@@ -14,7 +14,7 @@ from dataclasses import replace
 from tokentrace.client.causes import failure
 from tokentrace.client.settings import Endpoint
 from tokentrace.doctor.check import Sample, Situation
-from tokentrace.doctor.look import Look, look
+from tokentrace.doctor.look import Look, ask, look, urls
 from tokentrace.doctor.readings import SAMPLER, Progress, progress
 from tokentrace.errors import EndpointError, TokentraceError
 
@@ -57,13 +57,59 @@ def refine(error: EndpointError, seen: Progress | None, others: Look | None, wai
     return error
 
 
+def gone(
+    error: EndpointError, endpoint: Endpoint, environ: Mapping[str, str], pid: int | None, answered: bool
+) -> EndpointError:
+    """Of a connection that ended without a whole answer: did the server end with it? Asks once more, for a second.
+
+    `answered`: it answered other requests over the same scheme meanwhile, so that is not the fault.
+    """
+    broken = error.check in ("TT828", "TT860", "TT861")
+    if not (broken or (error.check == "TT803" and answered)):
+        return error
+    if error.check == "TT803" or _refused(endpoint, environ):
+        process = f"its process ({pid}) ended" if pid is not None and not _alive(pid) else "nothing listens there now"
+        return failure(
+            "TT602",
+            f"the server went away during the request: {process}",
+            "look at the end of its log, and at dmesg for a process killed for memory; then start it again",
+            f"{error}\n{error.detail}",
+        )
+    if error.check == "TT828" and answered:
+        return failure(
+            "TT828",
+            f"{error}, though it answers other requests",
+            "look at the log of the server, and of any gateway before it, at that time",
+            error.detail,
+        )
+    return error
+
+
+def _refused(endpoint: Endpoint, environ: Mapping[str, str]) -> bool:
+    reply = ask(endpoint, urls(endpoint)["models"], environ, 1.0)
+    return reply.error is not None and reply.error.check == "TT803"
+
+
+def _alive(pid: int) -> bool:
+    import psutil
+
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:
+        return True
+
+
 def after_failure(
     error: TokentraceError, endpoint: Endpoint | None, environ: Mapping[str, str] | None = None
 ) -> TokentraceError:
     """For a command whose request has just failed: look at the server once more where that helps. At most 4 s."""
-    if endpoint is None or not isinstance(error, EndpointError) or error.check not in SILENT:
+    if endpoint is None or not isinstance(error, EndpointError):
         return error
     env = os.environ if environ is None else environ
+    if error.check not in SILENT:
+        return gone(error, endpoint, env, None, answered=False)
     situation = Situation("endpoint", env, time.monotonic() + 4.0, endpoint=replace(endpoint, timeout_s=_LOOK_S))
     others = look(endpoint, env, _LOOK_S)
     samples = _readings(situation)

@@ -9,7 +9,7 @@ from tokentrace.doctor import processes
 from tokentrace.doctor.check import Check, Result, Situation, fail, ok, skip, unknown
 from tokentrace.doctor.explained import CAUSE_TEXTS
 from tokentrace.doctor.readings import NAME, Progress, progress
-from tokentrace.doctor.refine import SILENT, refine
+from tokentrace.doctor.refine import SILENT, gone, refine
 from tokentrace.errors import EndpointError, TokentraceError
 from tokentrace.exchange import Exchange
 from tokentrace.wording import duration, plural
@@ -72,6 +72,9 @@ def failed(s: Situation, error: EndpointError, x: Exchange | None) -> Iterable[R
     """The cause under its own id; and when it lies deeper, that the way to the server is sound."""
     waited = x.wall_ns / 1e9 if x is not None else s.timeout_s
     error = refine(error, engine_progress(s), s.look, waited)
+    if s.endpoint is not None:
+        answered = s.look is not None and any(reply.status for reply in s.look.replies.values())
+        error = gone(error, s.endpoint, s.environ, s.pid, answered)
     error = _stopped(s, _servers_key(s, error))
     check = error.check if error.check in CAUSES else "TT846"
     evidence = [*error.detail.splitlines(), *(_phases(x) if x is not None else ()), *_others(s)]
