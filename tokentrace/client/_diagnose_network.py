@@ -9,6 +9,7 @@ import ssl
 from tokentrace.client.causes import failure
 from tokentrace.client.facts import Facts
 from tokentrace.errors import EndpointError
+from tokentrace.wording import listed
 
 
 def network_failure(facts: Facts) -> EndpointError:
@@ -58,7 +59,7 @@ def timed_out(facts: Facts) -> EndpointError:
         return failure(
             "TT827",
             f"the whole reply did not arrive in time, {so_far(facts)}",
-            "raise the total limit, or lower --max-tokens",
+            "raise --timeout, or lower --max-tokens",
         )
     if facts.text_chunks or (wire.body_begun and facts.keepalives == 0 and wire.limit != "total"):
         return failure(
@@ -177,7 +178,11 @@ def _tls(facts: Facts, error: ssl.SSLError) -> EndpointError:
                 "renew it on the server; if it looks valid, check this machine's clock",
             )
         if code in (62, 64):  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
-            name = f"; it is for {shown.subject}" if shown and shown.subject else ""
+            name = ""
+            if shown and shown.names:
+                name = f"; it is for {listed(list(shown.names), 6)}"
+            elif shown:
+                name = "; it holds no subjectAltName, and nothing else counts as its name"
             return failure(
                 "TT812",
                 f"the certificate of {facts.where} is for another name{name}",
@@ -246,7 +251,7 @@ def _proxy_refused(facts: Facts, said: str) -> EndpointError:
 
 def _proxy_fix(proxy: str) -> str:
     variable = proxy.rpartition("(")[2].rstrip(")")
-    return f"start that proxy, unset {variable}, or put the server's name into NO_PROXY"
+    return f"start that proxy, unset {variable}, or put the server's name into no_proxy and NO_PROXY"
 
 
 def _attempts(facts: Facts) -> str:

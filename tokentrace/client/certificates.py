@@ -6,22 +6,28 @@ not trusted. Structure: RFC 5280, in DER.
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 _NAMES = {b"\x55\x04\x03": "CN", b"\x55\x04\x0a": "O"}
+_ALTERNATIVE_NAMES = b"\x55\x1d\x11"
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """`not_before` and `not_after` as YYYY-MM-DD; texts are empty where the certificate has none."""
+    """`not_before` and `not_after` as YYYY-MM-DD; texts are empty where the certificate has none.
+
+    `names`: the DNS names and addresses of subjectAltName, the only ones that a client compares (RFC 9525).
+    """
 
     subject: str = ""
     issuer: str = ""
     not_before: str = ""
     not_after: str = ""
+    names: tuple[str, ...] = ()
 
     @property
     def self_signed(self) -> bool:
@@ -54,7 +60,10 @@ def parse(der: bytes) -> Certificate:
             fields = fields[1:]
         _serial, _algorithm, issuer, validity, subject = fields[:5]
         before, after = list(_children(validity[1]))[:2]
-        return Certificate(_name(subject[1]), _name(issuer[1]), _date(*before), _date(*after))
+        extensions = next((value for tag, value in fields[5:] if tag == 0xA3), b"")
+        return Certificate(
+            _name(subject[1]), _name(issuer[1]), _date(*before), _date(*after), tuple(_alternatives(extensions))
+        )
     except (IndexError, ValueError, UnicodeDecodeError):
         raise ValueError("not a certificate in DER") from None
 
@@ -81,6 +90,19 @@ def _name(data: bytes) -> str:
                 text = value.decode("utf-16-be" if tag == 0x1E else "utf-8", "replace")
                 found[_NAMES[oid]] = "".join(c for c in text if c.isprintable())[:100]
     return found.get("CN") or found.get("O") or ""
+
+
+def _alternatives(data: bytes) -> Iterator[str]:
+    """dNSName and iPAddress of subjectAltName, from the extensions (RFC 5280, 4.2.1.6)."""
+    for _, extensions in _children(data):
+        for _, extension in _children(extensions):
+            (_, oid), *_, (_, value) = list(_children(extension))
+            for _, names in _children(value) if oid == _ALTERNATIVE_NAMES else ():
+                for kind, name in _children(names):
+                    if kind == 0x82:
+                        yield "".join(c for c in name.decode("ascii", "replace") if c.isprintable())[:100]
+                    elif kind == 0x87 and len(name) in (4, 16):
+                        yield str(ipaddress.ip_address(name))
 
 
 def _date(tag: int, data: bytes) -> str:
