@@ -137,6 +137,8 @@ def test_ctrl_c_leaves_what_was_seen(tmp_path: Path) -> None:
         out, err = process.communicate(timeout=20)
     assert process.returncode == 130 and "interrupted" in err and "Traceback" not in err
     assert "8 client request" in out
+    settings = next(line for line in out.splitlines() if "requests go to" in line or "8 client request" in line)
+    assert "interrupted before" not in settings, out
 
 
 def test_a_failed_run_ends_with_the_doctors_sentence(tmp_path: Path) -> None:

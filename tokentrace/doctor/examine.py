@@ -116,6 +116,7 @@ def examine(
         stages.run(apply)
     except KeyboardInterrupt:
         done.interrupted = True
+        stages.keep_what_ended()
         told = {r.id for r in done.results}
         done.results += [unknown(c.id, "interrupted before it was looked at") for c in apply if c.id not in told]
     finally:
@@ -139,6 +140,7 @@ class _Stages:
         self._results = results
         self._engine: LocalEngine | None = None
         self._closed = False
+        self._begun: list[_CheckJob] = []
 
     @property
     def _latest(self) -> float:
@@ -155,20 +157,33 @@ class _Stages:
         alive = [c for c in checks if c.live]
         looking = self._look(asked or alive)
         self._progress("looking at the settings and this machine")
-        at_once = [_CheckJob(c, situation) for c in static]
+        at_once = self._begin(static)
         quiet = time.monotonic() + _QUIET_S
         for job in at_once:
             job.wait(quiet)
-        beside = [_CheckJob(c, situation) for c in slow]
+        beside = self._begin(slow)
         if alive:
             situation.live = self._live()
         self._gather(at_once)
         if looking is not None:
             looking.wait(self._latest - time.monotonic())
-        self._gather([_CheckJob(c, situation) for c in (*asked, *alive)])
+        self._gather(self._begin((*asked, *alive)))
         if self._settled():
             beside = [job for job in beside if job.wait(time.monotonic() + _SETTLED_S) or self._leave(job)]
         self._gather(beside)
+
+    def _begin(self, checks: Sequence[Check]) -> list[_CheckJob]:
+        jobs = [_CheckJob(c, self._situation) for c in checks]
+        self._begun += jobs
+        return jobs
+
+    def keep_what_ended(self) -> None:
+        """After Ctrl-C: the results of checks that had ended, and were not gathered yet. Waits for none."""
+        told = {r.id for r in self._results}
+        now = time.monotonic()
+        for job in self._begun:
+            if job.check.id not in told and job.wait(now):
+                self._results += job.results(now)
 
     def _settled(self) -> bool:
         """Did the request fail for a reason that no check of this machine could explain?"""
