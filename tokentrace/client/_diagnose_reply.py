@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from tokentrace.client._diagnose_network import so_far
-from tokentrace.client._diagnose_status import root_fix, said_failure
+from tokentrace.client._diagnose_status import passing, root_fix, said_failure
 from tokentrace.client.causes import failure, one_line, some_lines
 from tokentrace.client.facts import Facts
 from tokentrace.errors import EndpointError
 
+_LATER = "try again later"
 _OTHERS = {
     "anthropic": ("Anthropic's messages protocol", "use the address of its OpenAI-compatible API"),
     "ollama": ("Ollama's own protocol", "Ollama speaks the OpenAI API under /v1"),
@@ -69,7 +70,11 @@ def _error_inside(facts: Facts) -> EndpointError:
             "TT852",
             f"status {facts.status}, but the JSON from {facts.url} holds an error and no choices (its keys are "
             f"{one_line(', '.join(facts.keys[:12]))}): {one_line(facts.said, 120)}",
-            f"use {facts.better_base}" if facts.better_base else "change what it names, or check the base URL",
+            _LATER
+            if passing(facts)
+            else f"use {facts.better_base}"
+            if facts.better_base
+            else "change what it names, or check the base URL",
             some_lines(facts.text),
         )
     error = facts.reply_error or {}
@@ -79,7 +84,7 @@ def _error_inside(facts: Facts) -> EndpointError:
     return failure(
         "TT852",
         f"status 200, but the server sent an error{code}{when}: {one_line(facts.said, 200)}",
-        "change what it names, or look at the server's log",
+        _LATER if passing(facts) else "change what it names, or look at the server's log",
         some_lines(facts.said),
     )
 

@@ -37,6 +37,12 @@ _LOADING = re.compile(r"loading model|model is loading|still loading|currently l
 _DEAD = re.compile(
     r"EngineDead|engine ?(core )?(died|failed|is dead|has died|encountered an issue)|background loop", re.IGNORECASE
 )
+#: What passes by itself: nothing in the request is wrong.
+_PASSING = re.compile(
+    r"overloaded|(try|retry)( it)?( again)?( later| in )|temporar(y|il)|at capacity|too busy|too many requests|"
+    r"rate.?limit|no capacity|server.?busy",
+    re.IGNORECASE,
+)
 _EXPIRED = re.compile(r"expired|expir", re.IGNORECASE)
 _OAUTH = re.compile(r"oauth|access token|session token|jwt", re.IGNORECASE)
 #: A gateway repeats what the server behind it said: LiteLLM with the names of its exceptions, OpenRouter in its words.
@@ -141,6 +147,11 @@ def said_failure(facts: Facts, status: int) -> EndpointError | None:
     return None
 
 
+def passing(facts: Facts) -> bool:
+    """Do the server's words say that it is busy or overloaded, so that the same request may be answered later?"""
+    return _PASSING.search(f"{facts.said} {facts.error_code}") is not None
+
+
 def nearest(model: str, models: Sequence[str]) -> list[str]:
     """The server's models, most similar first: the same apart from case or folder, then by likeness."""
 
@@ -200,7 +211,8 @@ def _unauthorised(facts: Facts) -> EndpointError:
         )
     if not facts.key_sent:
         others = [v for v in facts.key_variables if v not in ("OPENAI_API_KEY", "TOKENTRACE_API_KEY")]
-        fix = f"is it the one in {others[0]}? then OPENAI_API_KEY=${others[0]}" if others else "export OPENAI_API_KEY=…"
+        own = f"is it the one in {others[0]}? then export OPENAI_API_KEY=${others[0]}" if others else ""
+        fix = own or "export OPENAI_API_KEY=…"
         return failure(
             "TT830", "the server wants a key (401) and none was sent", f"{fix}, or use --profile", _detail(facts)
         )
@@ -264,7 +276,7 @@ def _server_error(facts: Facts) -> EndpointError:
         return failure(
             "TT821",
             f"the proxy {facts.wire.proxy} could not reach the server ({status})",
-            "check the base URL, or put the server's name into NO_PROXY",
+            "check the base URL, or put the server's name into no_proxy and NO_PROXY",
             _detail(facts),
         )
     if status in (502, 504) or (status == 503 and facts.gateway):
