@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doctor_support import CHAT, detail, everything, healthy, ids, look
+from doctor_support import CHAT, chunk, detail, everything, healthy, ids, look, sse
 from support.certificates import make_certificate, server_context
 from support.http_servers import Answer, ForwardProxy, ScriptedServer, hello, html_answer, json_answer, models
 
@@ -309,3 +309,42 @@ def test_a_server_that_is_stopped() -> None:
         process.kill()
         process.wait()
     assert found.verdict.check == "TT605" and f"kill -CONT {process.pid}" in found.verdict.fix, found.verdict
+
+
+def test_the_variable_that_wins_is_the_one_to_set() -> None:
+    env = {"http_proxy": "http://proxy.example:3128", "no_proxy": ".internal", "NO_PROXY": "unread"}
+    for url, wanted in (("http://10.1.2.3:8000/v1", "10.1.2.3"), ("http://127.0.0.1:8000/v1", "localhost")):
+        found = look(url, environ=env, offline=True, layers=EIGHT)
+        assert found.verdict.fix.startswith(f"export no_proxy=.internal,{wanted}"), found.verdict
+
+
+def test_a_base_url_that_only_tokentrace_mends_is_told() -> None:
+    for raw in (' "http://127.0.0.1:8000/v1"', "http://127.0.0.1:8000/v1 "):
+        found = look(None, environ={"OPENAI_BASE_URL": raw}, offline=True, layers=EIGHT)
+        assert (found.verdict.check, found.verdict.status) == ("TT809", "warn"), found.verdict
+        assert found.verdict.fix == "export OPENAI_BASE_URL=http://127.0.0.1:8000/v1"
+    plain = look(None, environ={"OPENAI_BASE_URL": "http://127.0.0.1:8000/v1"}, offline=True, layers=EIGHT)
+    assert "TT809" in ids(plain, "ok")
+
+
+def test_the_key_of_the_server_is_told_as_it_is_typed() -> None:
+    with ScriptedServer().on("POST", CHAT, json_answer({"error": "Unauthorized"}, 401)) as server:
+        found = look(server.url + "/v1", environ={"VLLM_API_KEY": "canary"}, model="alpha")
+    assert "export OPENAI_API_KEY=$VLLM_API_KEY" in found.verdict.fix and "canary" not in everything(found)
+
+
+def test_what_passes_by_itself_is_not_to_be_changed() -> None:
+    with healthy() as server:
+        server.on("POST", CHAT, json_answer({"error": "model overloaded, try later"}))
+        verdict = look(server.url + "/v1").verdict
+        assert (verdict.check, verdict.fix) == ("TT852", "try again later")
+        server.on("POST", CHAT, json_answer({"error": "the field foo is wrong"}))
+        assert "change what it names" in look(server.url + "/v1").verdict.fix
+
+
+def test_a_slow_stream_names_the_flag() -> None:
+    with healthy() as server:
+        steps = [step for number in range(40) for step in (chunk(f" w{number}"), 0.1)]
+        server.on("POST", CHAT, sse(*steps))
+        verdict = look(server.url + "/v1", timeout_s=1.0).verdict
+    assert verdict.check == "TT827" and verdict.fix.startswith("raise --timeout"), verdict

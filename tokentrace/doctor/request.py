@@ -89,10 +89,11 @@ def _servers_key(s: Situation, error: EndpointError) -> EndpointError:
     """A vLLM that was started where VLLM_API_KEY was set wants that key, whatever its command line says."""
     if error.check not in ("TT830", "TT831") or s.server_environ is None or "VLLM_API_KEY" not in s.server_environ:
         return error
+    own = "$VLLM_API_KEY" if s.environ.get("VLLM_API_KEY") else "…"
     return failure(
         error.check,
         f"{error}: the server (process {s.pid}) was started with VLLM_API_KEY set, so it wants that key",
-        "send that key (OPENAI_API_KEY), or start the server without VLLM_API_KEY",
+        f"send that key: export OPENAI_API_KEY={own}; or start the server without VLLM_API_KEY",
         error.detail,
     )
 

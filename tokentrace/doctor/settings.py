@@ -137,6 +137,15 @@ def _others(s: Situation) -> Iterable[Result]:
         if s.environ.get(old):
             what = "is used" if s.environ.get(new) else "is what counts, and is not set"
             found.append(warn("TT809", f"{old} is set, which is not read; {new} {what}", f"set {new}, and unset {old}"))
+    raw = s.environ.get("OPENAI_BASE_URL", "")
+    if s.endpoint is not None and s.endpoint.source.get("base_url") == "OPENAI_BASE_URL" and raw != _bare(raw):
+        found.append(
+            warn(
+                "TT809",
+                "OPENAI_BASE_URL has quotes or spaces around its value: tokentrace drops them, other clients do not",
+                f"export OPENAI_BASE_URL={s.endpoint.base_url}{s.endpoint.query}",
+            )
+        )
     ours, generic = s.environ.get("TOKENTRACE_BASE_URL"), s.environ.get("OPENAI_BASE_URL")
     if ours and generic and ours.rstrip("/") != generic.rstrip("/"):
         found.append(
@@ -149,6 +158,10 @@ def _others(s: Situation) -> Iterable[Result]:
     yield from found
     if not found:
         yield ok("TT809", "no variable is set that has no effect or contradicts another")
+
+
+def _bare(text: str) -> str:
+    return text.strip().strip("\"'").strip()
 
 
 def _proxies(s: Situation) -> Iterable[Result]:
@@ -172,7 +185,7 @@ def _proxies(s: Situation) -> Iterable[Result]:
     yield from found
     if not found:
         detail = "no proxy is set" if not present else f"proxies are set: {', '.join(shown)}"
-        yield ok("TT822", detail, *([f"NO_PROXY: {_no_proxy(s)}"] if present else []))
+        yield ok("TT822", detail, *([f"{_exception(s)}: {_no_proxy(s)}"] if present else []))
 
 
 def _through(s: Situation, endpoint: Endpoint, present: list[str], shown: list[str]) -> Iterator[Result]:
@@ -186,7 +199,7 @@ def _through(s: Situation, endpoint: Endpoint, present: list[str], shown: list[s
                 "TT822",
                 f"{swallowed[0]} swallows requests to {endpoint.host} of other clients, such as curl and openai: "
                 "they get the proxy's answer (tokentrace goes past it)",
-                f"export NO_PROXY={','.join(filter(None, [_no_proxy(s), 'localhost', '127.0.0.1', '::1']))}",
+                f"export {_exception(s)}={','.join(filter(None, [_no_proxy(s), 'localhost', '127.0.0.1', '::1']))}",
                 *shown,
             )
         return
@@ -195,12 +208,18 @@ def _through(s: Situation, endpoint: Endpoint, present: list[str], shown: list[s
         yield warn(
             "TT822",
             f"{endpoint.host} is a private address, and requests to it go through the proxy {choice.shown}",
-            f"export NO_PROXY={','.join(filter(None, [_no_proxy(s), endpoint.host]))} if the proxy cannot reach it",
+            f"export {_exception(s)}={','.join(filter(None, [_no_proxy(s), endpoint.host]))} if the proxy cannot "
+            "reach it",
         )
     elif choice is not None:
         yield ok("TT822", f"requests go through the proxy {choice.shown}")
     else:
         yield ok("TT822", "requests go past the proxies" if present else "no proxy is set", *shown)
+
+
+def _exception(s: Situation) -> str:
+    """The variable that decides: where both are set, programs read the one in small letters."""
+    return "no_proxy" if s.environ.get("no_proxy") else "NO_PROXY"
 
 
 def _no_proxy(s: Situation) -> str:
