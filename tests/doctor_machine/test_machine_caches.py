@@ -121,6 +121,11 @@ def test_a_network_file_system_is_told_only_when_it_is_used(machine: Machine) ->
 def test_switched_off_caches_name_their_switch(tmp_path: Path) -> None:
     result = look({"HOME": str(tmp_path), "CUDA_CACHE_DISABLE": "1"})["TT210"]
     assert (result.status, result.fix) == ("warn", "unset CUDA_CACHE_DISABLE")
+    for variable, value, name in (("TRITON_ALWAYS_COMPILE", "1", "triton"),
+                                  ("TORCHINDUCTOR_FX_GRAPH_CACHE", "0", "inductor")):  # fmt: skip
+        result = look({"HOME": str(tmp_path), variable: value})["TT210"]
+        assert (result.status, result.fix) == ("warn", f"unset {variable}") and name in result.detail
+        assert look({"HOME": str(tmp_path), variable: "1" if value == "0" else "0"})["TT210"].status == "ok"
 
 
 def test_another_users_folder_cannot_be_written(public: Path) -> None:

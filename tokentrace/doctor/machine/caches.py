@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tokentrace.doctor.check import ENGINE_DOWN, Check, Result, Situation, ok, skip, unknown, warn
 from tokentrace.doctor.machine import folders, surroundings, torches
@@ -21,6 +21,12 @@ _VOLATILE = {
 }
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "afs", "9p", "glusterfs", "fuse.sshfs",
             "fuse.juicefs", "fuse.s3fs", "fuse.gcsfuse", "fuse.glusterfs", "fuse.beegfs", "fuse.ceph")  # fmt: skip
+#: Variables that leave the folder in use, so that it must still be writable: triton's knobs.py, and torch's
+#: _inductor/config.py, where the graphs' cache is one part of inductor's.
+_PASSED_OVER = (
+    ("TRITON_ALWAYS_COMPILE", ("1", "true", "yes", "on", "y"), "triton"),
+    ("TORCHINDUCTOR_FX_GRAPH_CACHE", ("0",), "inductor"),
+)
 #: One compilation of a large model writes some hundred MB.
 _LITTLE_BYTES = 2**30
 _LITTLE_SHARE = 0.02
@@ -37,7 +43,8 @@ def look(situation: Situation, view: View) -> Iterable[Result]:
         return [skip("TT201", why)]
     found = folders.caches(view)
     container = surroundings.look(view).container
-    return [writable(found, view), lasting(found, container), room(found), network(found), switched_off(found)]
+    return [writable(found, view), lasting(found, container), room(found), network(found),
+            switched_off(found, view.environ)]  # fmt: skip
 
 
 def table(found: Sequence[CacheFolder]) -> list[str]:
@@ -137,14 +144,18 @@ def network(found: Sequence[CacheFolder]) -> Result:
                 *table(far))  # fmt: skip
 
 
-def switched_off(found: Sequence[CacheFolder]) -> Result:
-    """TT210: caches that a variable switches off."""
-    off = [f for f in found if f.disabled]
+def switched_off(found: Sequence[CacheFolder], environ: Mapping[str, str]) -> Result:
+    """TT210: caches that a variable switches off, or has passed over although they are still written."""
+    off = [(f.compiler, f.disabled) for f in found if f.disabled]
+    for variable, values, compiler in _PASSED_OVER:
+        value = environ.get(variable, "")
+        if value.strip().lower() in values and compiler not in [name for name, _ in off]:
+            off.append((compiler, f"{variable}={value}"))
     if not off:
         return ok("TT210", "no variable switches a cache off")
-    names = [f.disabled.partition("=")[0] for f in off]
-    detail = f"the cache of {listed([f.compiler for f in off])} is switched off, so each start compiles again"
-    return warn("TT210", detail, f"unset {' '.join(names)}", *(f.disabled for f in off))
+    names = [told.partition("=")[0] for _, told in off]
+    detail = f"the cache of {listed([name for name, _ in off])} is switched off, so each start compiles again"
+    return warn("TT210", detail, f"unset {' '.join(names)}", *(told for _, told in off))
 
 
 CHECKS = (
