@@ -9,7 +9,7 @@ from threading import get_ident, get_native_id
 from typing import Any
 
 from tokentrace.agent.core import Emit
-from tokentrace.agent.model_hooks import call_attribute, dtype_name
+from tokentrace.agent.model_hooks import call_attribute, describe
 from tokentrace.agent.wrap import Hook, HookGroup, install_all
 
 _GENERATE = "transformers.generation.utils:GenerationMixin.generate"
@@ -107,10 +107,10 @@ class Generation:
         data: dict[str, Any] = {"index": next(self._indexes)}
         ids = args[0] if args else kwargs.get("input_ids")
         if ids is not None and hasattr(ids, "shape"):
-            data["in_shape"], data["in_dtype"] = tuple(ids.shape), dtype_name(ids.dtype)
+            describe(data, ids, "in_")
         logits = getattr(result, "logits", None)
         if logits is not None:
-            data["out_shape"], data["out_dtype"] = tuple(logits.shape), dtype_name(logits.dtype)
+            describe(data, logits, "out_")
             data["device"] = str(logits.device)
         if error is not None:
             data["error"] = type(error).__name__

@@ -7,11 +7,10 @@ from threading import get_native_id
 from typing import Any
 
 from tokentrace.agent.generate_run import GenerateGroup, generation
+from tokentrace.agent.texts import MAX_IDS, MAX_TEXT, texts_of
 from tokentrace.agent.wrap import Hook
 
 _BASE = "transformers.tokenization_utils_base:PreTrainedTokenizerBase"
-MAX_TEXT = 2000  # characters
-MAX_IDS = 4096
 
 
 class TokenizerGroup(GenerateGroup):
@@ -42,7 +41,7 @@ class TokenizerGroup(GenerateGroup):
         self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
     ) -> None:
         talk = kwargs.get("conversation", args[1] if len(args) > 1 else None)
-        said = [str(one.get("content") or "") for one in talk or () if isinstance(one, dict)]
+        said = list(texts_of(talk))
         data: dict[str, Any] = {"rid": generation.coming(), "chars_in": sum(map(len, said))}
         if self.options.get("text") and said:
             data["text_in"] = said[-1][:MAX_TEXT]

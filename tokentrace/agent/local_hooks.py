@@ -9,16 +9,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from threading import get_native_id
 from typing import Any
 
+from tokentrace.agent.texts import MAX_IDS, MAX_TEXT, texts_of
 from tokentrace.agent.wrap import Call, Hook, HookGroup
 
 _API = "tokentrace.engines.local.api:Api"
 _TOKENIZER = "tokentrace.engines.local.tokenizer"
-MAX_TEXT = 2000  # characters
-MAX_IDS = 4096
 _HEADERS = (b"traceparent",)
 
 
@@ -102,7 +100,7 @@ class TokenizerGroup(HookGroup):
     def _rendered(
         self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
     ) -> None:
-        data: dict[str, Any] = {"rid": args[1], "chars_in": sum(len(text) for text in _texts(args[2]))}
+        data: dict[str, Any] = {"rid": args[1], "chars_in": sum(len(text) for text in texts_of(args[2]))}
         if result is not None:
             data["chars_out"] = len(result)
             if self.options.get("text"):
@@ -126,18 +124,6 @@ class TokenizerGroup(HookGroup):
             if self.options.get("text"):
                 data["text"] = result[:MAX_TEXT]
         self.emit("decode", start, end, get_native_id(), _with_error(data, error))
-
-
-def _texts(messages: Any) -> Iterator[str]:
-    """The texts of a chat's messages, whose content is a text or a list of parts."""
-    for message in messages:
-        content = message.get("content")
-        if isinstance(content, str):
-            yield content
-        elif isinstance(content, list):
-            yield from (
-                part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)
-            )
 
 
 def _with_error(data: dict[str, Any], error: BaseException | None) -> dict[str, Any]:

@@ -60,10 +60,10 @@ class ModelGroup(StepsGroup):
         data: dict[str, Any] = {"index": step.index}
         ids = args[0] if args else kwargs.get("input_ids")
         if ids is not None:
-            data["in_shape"], data["in_dtype"] = tuple(ids.shape), dtype_name(ids.dtype)
+            describe(data, ids, "in_")
         logits = getattr(result, "logits", None)
         if logits is not None:
-            data["out_shape"], data["out_dtype"] = tuple(logits.shape), dtype_name(logits.dtype)
+            describe(data, logits, "out_")
             data["device"] = str(logits.device)
         if error is not None:
             data["error"] = type(error).__name__
@@ -106,6 +106,11 @@ def dtype_name(dtype: Any) -> str:
     if name is None:
         name = _dtype_names[dtype] = str(dtype).rpartition(".")[2]
     return name
+
+
+def describe(data: dict[str, Any], tensor: Any, prefix: str = "") -> None:
+    """Shape and dtype, under names that begin with the prefix."""
+    data[f"{prefix}shape"], data[f"{prefix}dtype"] = tuple(tensor.shape), dtype_name(tensor.dtype)
 
 
 def call_attribute(module: Any) -> str:

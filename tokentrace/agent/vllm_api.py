@@ -21,62 +21,13 @@ from threading import get_native_id
 from time import time_ns
 from typing import Any
 
+from tokentrace.agent.texts import MAX_IDS, MAX_TEXT, texts_of
+from tokentrace.agent.vllm_request import Arrival, Decoding, Render, Send
 from tokentrace.agent.vllm_spine import MARK, Make, spine
 from tokentrace.agent.wrap import Hook
 
-MAX_TEXT = 2000  # characters
-MAX_IDS = 4096
 _current: contextvars.ContextVar[Arrival | None] = contextvars.ContextVar("tokentrace_arrival", default=None)
 _numbers = count()
-
-
-class Arrival:
-    """One chosen request. `rid` is the engine's id of it, "" until it has one."""
-
-    __slots__ = (
-        "bound_ns", "chunks", "emits", "held", "method", "outputs", "path", "processing_ns", "rid", "rids",
-        "start_ns", "status", "thread", "traceparent",
-    )  # fmt: skip
-
-    def __init__(self, traceparent: str = "", method: str = "", path: str = "") -> None:
-        self.rid = ""
-        self.rids: list[str] = []
-        self.traceparent, self.method, self.path = traceparent, method, path
-        self.status = self.chunks = 0
-        self.outputs: dict[str, int] = {}  # by the engine's id
-        self.start_ns, self.thread = time_ns(), get_native_id()
-        self.processing_ns = self.bound_ns = 0
-        self.held: list[tuple[str, str, int, int, int, dict[str, Any]]] = []
-        self.emits = spine.emits  # as it was then: what has begun is written down to its end
-
-    def emit(self, group: str, name: str, start: int, end: int, thread: int, data: dict[str, Any]) -> None:
-        write = self.emits.get(group)
-        if write is None:
-            return
-        if not self.rid:
-            self.held.append((group, name, start, end, thread, data))
-            return
-        data["rid"] = self.rid
-        write(name, start, end, thread, data)
-
-    def bind(self, rid: str) -> None:
-        self.rids.append(rid)
-        if self.rid:
-            return
-        self.rid = rid
-        held, self.held = self.held, []
-        for row in held:
-            self.emit(*row)
-
-
-class _Render:
-    """A template or an encoding whose request is not known, until a request with the same tokens comes by."""
-
-    __slots__ = ("data", "end", "ids", "name", "start", "text", "thread")
-
-    def __init__(self, name: str, start: int, end: int, thread: int, data: dict[str, Any], text: Any, ids: Any) -> None:
-        self.name, self.start, self.end, self.thread, self.data = name, start, end, thread, data
-        self.text, self.ids = text, ids
 
 
 class Api:
@@ -85,8 +36,8 @@ class Api:
     def __init__(self) -> None:
         self.by_rid: dict[str, Arrival] = {}
         self.open: dict[int, Arrival] = {}
-        self.detokenizers: dict[int, _Decoding] = {}
-        self._loose: deque[_Render] = deque(maxlen=64)
+        self.detokenizers: dict[int, Decoding] = {}
+        self._loose: deque[Render] = deque(maxlen=64)
         self._executors: dict[int, tuple[Any, Hook]] = {}
 
     def makers(self) -> dict[str, Make]:
@@ -136,7 +87,7 @@ class Api:
             token = _current.set(arrival)
             problem: BaseException | None = None
             try:
-                return await function(app, scope, receive, _Send(arrival, send, hook))
+                return await function(app, scope, receive, Send(arrival, send, hook))
             except BaseException as error:
                 problem = error
                 raise
@@ -236,7 +187,7 @@ class Api:
         self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
     ) -> None:
         messages = kwargs.get("conversation") or next((a for a in args if isinstance(a, list)), ())
-        data: dict[str, Any] = {"chars_in": sum(len(text) for text in _texts(messages))}
+        data: dict[str, Any] = {"chars_in": sum(len(text) for text in texts_of(messages))}
         if isinstance(result, str):
             data["chars_out"] = len(result)
             if spine.text:
@@ -267,7 +218,7 @@ class Api:
         if arrival is not None:
             arrival.emit("tokenizer", name, start, end, thread, data)
         elif spine.selection.all:
-            self._loose.append(_Render(name, start, end, thread, data, text, ids))
+            self._loose.append(Render(name, start, end, thread, data, text, ids))
 
     # --- into the engine
 
@@ -318,7 +269,7 @@ class Api:
         state = args[0].request_states.get(request.request_id)
         detokenizer = getattr(state, "detokenizer", None)
         if detokenizer is not None:
-            self.detokenizers[id(detokenizer)] = _Decoding(context, request.request_id, detokenizer)
+            self.detokenizers[id(detokenizer)] = Decoding(context, request.request_id, detokenizer)
 
     def _submitted(
         self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
@@ -383,62 +334,6 @@ class Api:
             return result
 
         return update
-
-
-class _Decoding:
-    """One reply's detokenizer; it is kept, so that the `id` by which it is known stays its own."""
-
-    __slots__ = ("arrival", "detokenizer", "index", "rid")
-
-    def __init__(self, arrival: Arrival, rid: str, detokenizer: Any) -> None:
-        self.arrival, self.rid, self.detokenizer = arrival, rid, detokenizer
-        self.index = 0
-
-    def decoded(self, start: int, end: int, ids: list[int], text: str) -> None:
-        write = self.arrival.emits.get("tokenizer")
-        if not ids or write is None:
-            return
-        data: dict[str, Any] = {"rid": self.rid, "index": self.index, "id": int(ids[-1]), "chars": len(text)}
-        if len(ids) > 1:
-            data["ids"] = [int(one) for one in ids]
-        if spine.text:
-            data["text"] = text[:MAX_TEXT]
-        self.index += len(ids)
-        write("decode", start, end, get_native_id(), data)
-
-
-class _Send:
-    """An ASGI `send` that notes each piece of the reply."""
-
-    __slots__ = ("_arrival", "_hook", "_send")
-
-    def __init__(self, arrival: Arrival, send: Any, hook: Hook) -> None:
-        self._arrival, self._send, self._hook = arrival, send, hook
-
-    async def __call__(self, message: Any) -> None:
-        start = time_ns()
-        await self._send(message)
-        try:
-            arrival = self._arrival
-            if message.get("type") == "http.response.start":
-                arrival.status = message.get("status", 0)
-            elif message.get("body"):
-                data = {"index": arrival.chunks, "bytes": len(message["body"])}
-                arrival.chunks += 1
-                arrival.emit("http", "write", start, time_ns(), get_native_id(), data)
-        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the server
-            self._hook.fail(error)
-
-
-def _texts(messages: Any) -> Any:
-    for message in messages:
-        content = message.get("content") if isinstance(message, dict) else None
-        if isinstance(content, str):
-            yield content
-        elif isinstance(content, list):
-            yield from (
-                part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)
-            )
 
 
 api = Api()

@@ -21,7 +21,7 @@ from threading import get_ident, get_native_id
 from time import time_ns
 from typing import Any
 
-from tokentrace.agent.model_hooks import dtype_name
+from tokentrace.agent.model_hooks import describe
 from tokentrace.agent.vllm_spine import MARK, Make, spine
 from tokentrace.agent.wrap import Hook
 
@@ -174,10 +174,10 @@ class Works:
         if ids is None:
             ids = next((one for one in args if hasattr(one, "shape")), kwargs.get("inputs_embeds"))
         if ids is not None:
-            data["in_shape"], data["in_dtype"] = tuple(ids.shape), dtype_name(ids.dtype)
+            describe(data, ids, "in_")
         given = result[0] if isinstance(result, tuple) else result
         if hasattr(given, "shape"):
-            data["out_shape"], data["out_dtype"] = tuple(given.shape), dtype_name(given.dtype)
+            describe(data, given, "out_")
             data["device"], data["out"] = str(given.device), "hidden states"
         if error is not None:
             data["error"] = type(error).__name__
@@ -192,9 +192,9 @@ class Works:
         data = work.key
         taken = next((one for one in (*args, *kwargs.values()) if hasattr(one, "shape")), None)
         if taken is not None:
-            data["in_shape"], data["in_dtype"] = tuple(taken.shape), dtype_name(taken.dtype)
+            describe(data, taken, "in_")
         if hasattr(result, "shape"):
-            data["out_shape"], data["out_dtype"] = tuple(result.shape), dtype_name(result.dtype)
+            describe(data, result, "out_")
             data["device"] = str(result.device)
         spine.emit("model", "logits", start, end, get_native_id(), data)
 
@@ -209,7 +209,7 @@ class Works:
         if scores is None:
             scores = args[1] if len(args) > 1 else None
         if scores is not None:
-            data["shape"], data["dtype"] = tuple(scores.shape), dtype_name(scores.dtype)
+            describe(data, scores)
         spine.emit("model", "sample", start, end, get_native_id(), data)
 
 

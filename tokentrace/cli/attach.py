@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from tokentrace.cli import _options
 from tokentrace.cli._screen import Screen, end_as_ctrl_c_does, show
 from tokentrace.errors import UsageError
 from tokentrace.wording import duration, listed, plural
@@ -35,24 +37,24 @@ _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "ms": 0.001}
 @click.option("--steps", type=click.IntRange(1), default=3, show_default=True, help="Steps that are profiled.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and stop.")
 @click.option("--method", default="auto", show_default=True, help="auto, agent, borrow, gdb or outside; see below.")
-@click.option("--key", help="API key; better in OPENAI_API_KEY, where no process list shows it.")
+@_options.KEY
 @click.option("--model", metavar="NAME", help="Model name on the server.")
-@click.option("--profile", help="A profile of tokentrace.toml.")
-@click.option("--config", metavar="FILE", help="A TOML or JSON file with base_url, api_key_env, model, timeout.")
-@click.option("--system", default="", help="A system message before the prompt.")
-@click.option("--max-tokens", type=click.IntRange(1), default=64, show_default=True)
+@_options.PROFILE
+@_options.CONFIG
+@_options.SYSTEM
+@_options.MAX_TOKENS
 @click.option(
     "--temperature", type=click.FloatRange(0, 10), help="Default: 0, so that both requests make the same tokens."
 )
-@click.option("--timeout", type=click.FloatRange(min=0.1), help="Seconds to wait for the server.")
+@_options.TIMEOUT
 @click.option("--once", is_flag=True, help="Send the prompt once instead of twice (light, then deep).")
-@click.option("--detail", is_flag=True, help="Show steps, and keep every span in the trace.")
-@click.option("--otlp", is_flag=False, flag_value="", metavar="[ENDPOINT]", help="Send the trace to an OTLP receiver.")
-@click.option("-o", "output", metavar="FILE", help="Write the trace; .jsonl, .jaeger.json or .perfetto.json.")
-@click.option("--out", metavar="DIR", help="Keep the run here instead of in the user's data folder.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("-q", "quiet", is_flag=True, help="Only the reply.")
-@click.option("--no-color", is_flag=True, help="No colours.")
+@_options.DETAIL
+@_options.OTLP
+@_options.TRACE_FILE
+@_options.RUNS_FOLDER
+@_options.REPORT_JSON
+@_options.REPLY_ONLY
+@_options.NO_COLOR
 def command(
     where: tuple[str, ...],
     pid: int | None,
@@ -225,19 +227,25 @@ def _reached(
     return resolve(found.base_url, key, model, profile, config, timeout)
 
 
+def _speaker(console: Console) -> Callable[[str], None]:
+    return lambda text: console.print(text, markup=False, soft_wrap=True)
+
+
+def _say_depth(say: Callable[[str], None], one: Attached | Plan) -> None:
+    """What was found, how deep that lets us look, and why not deeper."""
+    for sentence in about(one.found):
+        say(sentence)
+    say(f"depth: {one.depth}")
+    if one.reason:
+        say(f"  not deeper: {one.reason}")
+    if one.fix:
+        say(f"  fix: {one.fix}")
+
+
 def _show_attached(attached: Attached, console: Console) -> None:
     """How deep we got and why, and where."""
-
-    def say(text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
-
-    for sentence in about(attached.found):
-        say(sentence)
-    say(f"depth: {attached.depth}")
-    if attached.reason:
-        say(f"  not deeper: {attached.reason}")
-        if attached.fix:
-            say(f"  fix: {attached.fix}")
+    say = _speaker(console)
+    _say_depth(say, attached)
     for one in attached.inside:
         how = f"agent put in ({one.way})" if one.way else "agent was waiting"
         held = f", one thread held for {duration(one.held_ns)}" if one.held_ns else ""
@@ -271,16 +279,8 @@ def _show_plan(plan: Plan, console: Console, *, as_json: bool) -> None:
         click.echo(orjson.dumps(plan.to_json(), option=orjson.OPT_INDENT_2).decode())
         return
 
-    def say(text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
-
-    for sentence in about(plan.found):
-        say(sentence)
-    say(f"depth: {plan.depth}")
-    if plan.reason:
-        say(f"  not deeper: {plan.reason}")
-    if plan.fix:
-        say(f"  fix: {plan.fix}")
+    say = _speaker(console)
+    _say_depth(say, plan)
     say("processes:" if plan.processes else "processes: none that can be looked into")
     for one in plan.processes:
         way = {"waits": "an agent waits there", "": "left alone"}.get(one.way, f"an agent would be put in ({one.way})")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tokentrace.cli import _options
 from tokentrace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,13 +32,13 @@ if TYPE_CHECKING:
 @click.option("--arrivals", type=click.Choice(["poisson", "even"]), help="Of --rate; default poisson.")
 @click.option("--url", "urls", multiple=True, help="Base URL of an OpenAI-compatible server; twice compares two.")
 @click.option("--profile", "profiles", multiple=True, help="A profile of tokentrace.toml; twice compares two.")
-@click.option("--key", help="API key; better in OPENAI_API_KEY, where no process list shows it.")
-@click.option("--model", metavar="NAME|PATH", help="Model name on the server, or a folder for the local engine.")
-@click.option("--config", metavar="FILE", help="A TOML or JSON file with base_url, api_key_env, model, timeout.")
-@click.option("--system", default="", help="A system message before the prompt.")
-@click.option("--max-tokens", type=click.IntRange(1), default=64, show_default=True)
-@click.option("--temperature", type=click.FloatRange(0, 10), help="Default: greedy here, the server's own elsewhere.")
-@click.option("--timeout", type=click.FloatRange(min=0.1), help="Seconds to wait for the server.")
+@_options.KEY
+@_options.MODEL
+@_options.CONFIG
+@_options.SYSTEM
+@_options.MAX_TOKENS
+@_options.TEMPERATURE
+@_options.TIMEOUT
 @click.option(
     "--warmup", type=click.IntRange(0, 1000), default=1, show_default=True, help="Requests before, not counted."
 )
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 @click.option("--no-save", is_flag=True, help="Do not keep the slowest request's trace.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("-q", "quiet", is_flag=True, help="Only the verdict; no progress.")
-@click.option("--no-color", is_flag=True, help="No colours.")
+@_options.NO_COLOR
 def command(
     prompt: str,
     count: int,

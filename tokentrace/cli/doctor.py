@@ -8,13 +8,15 @@ from pathlib import Path
 
 import click
 
+from tokentrace.cli import _options
+
 
 @click.command("doctor")
 @click.option("--url", help="Base URL of an OpenAI-compatible server; default: OPENAI_BASE_URL, else this machine.")
-@click.option("--key", help="API key; better in OPENAI_API_KEY, where no process list shows it.")
-@click.option("--model", metavar="NAME|PATH", help="Model name on the server, or a folder for the local engine.")
-@click.option("--profile", help="A profile of tokentrace.toml.")
-@click.option("--config", metavar="FILE", help="A TOML or JSON file with base_url, api_key_env, model, timeout.")
+@_options.KEY
+@_options.MODEL
+@_options.PROFILE
+@_options.CONFIG
 @click.option("--pid", type=click.IntRange(1), help="A process of a server on this machine.")
 @click.option("--layers", help="Only these layers, such as 8-6,2 or client,jit; 0 is the trace's plumbing.")
 @click.option("--timeout", type=click.FloatRange(min=0.5), default=30.0, show_default=True, help="Seconds for it all.")
@@ -27,7 +29,7 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("-v", "--verbose", is_flag=True, help="Every check with its evidence.")
 @click.option("-q", "quiet", is_flag=True, help="Only the closing sentence.")
-@click.option("--no-color", is_flag=True, help="No colours.")
+@_options.NO_COLOR
 def command(
     url: str | None,
     key: str | None,

@@ -7,32 +7,33 @@ from pathlib import Path
 
 import click
 
+from tokentrace.cli import _options
 from tokentrace.cli._screen import Screen, end_as_ctrl_c_does, show
 
 
 @click.command("run")
 @click.argument("prompt")
 @click.option("--url", help="Base URL of an OpenAI-compatible server; default: OPENAI_BASE_URL, else the local engine.")
-@click.option("--key", help="API key; better in OPENAI_API_KEY, where no process list shows it.")
-@click.option("--model", metavar="NAME|PATH", help="Model name on the server, or a folder for the local engine.")
-@click.option("--profile", help="A profile of tokentrace.toml.")
-@click.option("--config", metavar="FILE", help="A TOML or JSON file with base_url, api_key_env, model, timeout.")
-@click.option("--system", default="", help="A system message before the prompt.")
-@click.option("--max-tokens", type=click.IntRange(1), default=64, show_default=True)
-@click.option("--temperature", type=click.FloatRange(0, 10), help="Default: greedy here, the server's own elsewhere.")
-@click.option("--timeout", type=click.FloatRange(min=0.1), help="Seconds to wait for the server.")
+@_options.KEY
+@_options.MODEL
+@_options.PROFILE
+@_options.CONFIG
+@_options.SYSTEM
+@_options.MAX_TOKENS
+@_options.TEMPERATURE
+@_options.TIMEOUT
 @click.option("--once", is_flag=True, help="One request with every probe instead of cold, warm and deep.")
 @click.option("--compile", "compiled", is_flag=True, help="Compile the MLPs (local engine; needs a C++ compiler).")
 @click.option("--cuda-graphs", is_flag=True, help="Replay CUDA graphs (local engine on a CUDA GPU).")
 @click.option("--cold-caches", metavar="DIR", help="Compile into new caches below DIR (local engine).")
-@click.option("--detail", is_flag=True, help="Show steps, and keep every span in the trace.")
+@_options.DETAIL
 @click.option("--layers", help="Only these layers, such as 8-6,3 or client,jit.")
-@click.option("--otlp", is_flag=False, flag_value="", metavar="[ENDPOINT]", help="Send the trace to an OTLP receiver.")
-@click.option("-o", "output", metavar="FILE", help="Write the trace; .html, .jsonl, .jaeger.json or .perfetto.json.")
-@click.option("--out", metavar="DIR", help="Keep the run here instead of in the user's data folder.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("-q", "quiet", is_flag=True, help="Only the reply.")
-@click.option("--no-color", is_flag=True, help="No colours.")
+@_options.OTLP
+@_options.TRACE_FILE
+@_options.RUNS_FOLDER
+@_options.REPORT_JSON
+@_options.REPLY_ONLY
+@_options.NO_COLOR
 def command(
     prompt: str,
     url: str | None,

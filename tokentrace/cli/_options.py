@@ -1,0 +1,29 @@
+"""Options that several commands have, said once."""
+
+from __future__ import annotations
+
+import click
+
+KEY = click.option("--key", help="API key; better in OPENAI_API_KEY, where no process list shows it.")
+MODEL = click.option("--model", metavar="NAME|PATH", help="Model name on the server, or a folder for the local engine.")
+PROFILE = click.option("--profile", help="A profile of tokentrace.toml.")
+CONFIG = click.option(
+    "--config", metavar="FILE", help="A TOML or JSON file with base_url, api_key_env, model, timeout."
+)
+TIMEOUT = click.option("--timeout", type=click.FloatRange(min=0.1), help="Seconds to wait for the server.")
+SYSTEM = click.option("--system", default="", help="A system message before the prompt.")
+MAX_TOKENS = click.option("--max-tokens", type=click.IntRange(1), default=64, show_default=True)
+TEMPERATURE = click.option(
+    "--temperature", type=click.FloatRange(0, 10), help="Default: greedy here, the server's own elsewhere."
+)
+DETAIL = click.option("--detail", is_flag=True, help="Show steps, and keep every span in the trace.")
+OTLP = click.option(
+    "--otlp", is_flag=False, flag_value="", metavar="[ENDPOINT]", help="Send the trace to an OTLP receiver."
+)
+TRACE_FILE = click.option(
+    "-o", "output", metavar="FILE", help="Write the trace; .html, .jsonl, .jaeger.json or .perfetto.json."
+)
+RUNS_FOLDER = click.option("--out", metavar="DIR", help="Keep the run here instead of in the user's data folder.")
+REPORT_JSON = click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+REPLY_ONLY = click.option("-q", "quiet", is_flag=True, help="Only the reply.")
+NO_COLOR = click.option("--no-color", is_flag=True, help="No colours.")
