@@ -55,7 +55,7 @@ def test_good_caches_are_told_with_size_and_age(tmp_path: Path) -> None:
                   "TRITON_CACHE_DIR": f"{tmp_path}/tri"})  # fmt: skip
     assert {r.status for r in found.values()} == {"ok"}
     lines = "\n".join(found["TT201"].evidence)
-    assert "1 file, 2.5 kB, newest 1440 min old" in lines and "triton: " in lines and "0 files" in lines
+    assert "1 file, 2.50 kB, newest 1440 min old" in lines and "triton: " in lines and "0 files" in lines
 
 
 def test_a_containers_own_layer_and_memory_are_lost_at_a_restart(machine: Machine) -> None:

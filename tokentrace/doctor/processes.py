@@ -85,13 +85,11 @@ def stopped(pid: int) -> str:
 
 
 def environment(pid: int) -> Mapping[str, str] | None:
-    """The process's variables as it was started with; None when they cannot be read."""
-    try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return None
-    pairs = (item.partition(b"=") for item in raw.split(b"\0") if b"=" in item)
-    return {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, _, value in pairs}
+    """The process's variables as it was started with; None when they cannot be read or it has written over them."""
+    from tokentrace.doctor.machine import view
+
+    seen = view.of_process(pid)
+    return None if seen.hidden else seen.environ
 
 
 def model_of(pid: int) -> str:

@@ -9,7 +9,7 @@ from tokentrace.doctor.machine import folders, surroundings, torches
 from tokentrace.doctor.machine.situation import in_the_servers_process
 from tokentrace.doctor.machine.view import View
 from tokentrace.probes._caches import CacheFolder
-from tokentrace.wording import duration, listed, plural
+from tokentrace.wording import duration, listed, plural, size
 
 #: What happens to files on these; an overlay is a container's own layer.
 _VOLATILE = {
@@ -72,13 +72,6 @@ def state(folder: CacheFolder) -> str:
 def in_use(folder: CacheFolder) -> bool:
     """Does it hold anything? A folder that could not be looked through in time is taken to."""
     return folder.exists and not folder.disabled and bool(folder.files or not folder.complete)
-
-
-def size(count: int) -> str:
-    for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= one:
-            return f"{count / one:.1f} {unit}"
-    return f"{count} bytes"
 
 
 def writable(found: Sequence[CacheFolder], view: View) -> Result:
