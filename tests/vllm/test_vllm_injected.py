@@ -26,7 +26,7 @@ from tokentrace.session import Ask
 pytestmark = pytest.mark.vllm
 #: Attach and detach so often while a stream of somebody else runs.
 REPEATS = int(os.environ.get("TOKENTRACE_ATTACH_REPEATS", "20"))
-PROMPT, TOKENS = "Tell me about rivers.", 80
+PROMPT, TOKENS = "Tell me about rivers.", 300
 
 
 @pytest.fixture(scope="module")

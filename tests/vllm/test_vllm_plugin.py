@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from vllm_server import MODEL, Stream, VllmServer
+from vllm_server import MODEL, UNTIL_LEFT, Stream, VllmServer
 
 from tokentrace import attach, workflow
 from tokentrace.agent_client import AgentGroup
@@ -173,7 +173,7 @@ def test_every_function_is_the_identical_object_again_after_detach(server: VllmS
 
 
 def test_a_stream_of_another_client_is_the_same_with_and_without_attach(server: VllmServer) -> None:
-    prompt, tokens = "Tell me about rivers.", 80
+    prompt, tokens = "Tell me about rivers.", 400  # long enough that ours comes while it runs, on a fast machine too
     plain = Stream(server.url, prompt, tokens).end()
     during = Stream(server.url, prompt, tokens)
     assert during.started.wait(60)
@@ -186,11 +186,11 @@ def test_a_stream_of_another_client_is_the_same_with_and_without_attach(server: 
 
 
 def test_of_eight_streams_only_ours_is_in_the_trace(server: VllmServer) -> None:
-    others = [Stream(server.url, f"Count from {n}", 60) for n in range(8)]
+    others = [Stream(server.url, f"Count from {n}", UNTIL_LEFT) for n in range(8)]
     assert all(one.started.wait(60) for one in others)
     run = our_prompt(server)
     for one in others:
-        one.end()
+        one.leave()
         assert not one.error and one.pieces > 20
     check_tree(run.trace)
     for name in PASSES:
@@ -289,7 +289,7 @@ def test_busy_idle_and_stalled_are_told_by_progress(server: VllmServer) -> None:
     while progress.look(endpoint, 0.5).state != "idle" and time.monotonic() < deadline:
         time.sleep(0.2)  # what a test before this one left running
     assert progress.look(endpoint, 0.5).state == "idle"
-    stream = Stream(server.url, "Tell me about rivers.", 200)
+    stream = Stream(server.url, "Tell me about rivers.", UNTIL_LEFT)
     assert stream.started.wait(60)
     assert progress.look(endpoint).state == "busy"
     engine = next(one for one in attach.find(server.url).processes if one.role == "engine")
@@ -300,7 +300,12 @@ def test_busy_idle_and_stalled_are_told_by_progress(server: VllmServer) -> None:
         assert found.state == "stalled" and found.fix
     finally:
         os.kill(engine.pid, signal.SIGCONT)
-    assert len(stream.end()) > 100
+    before = stream.pieces
+    deadline = time.monotonic() + 60
+    while stream.pieces == before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert stream.pieces > before  # and it goes on
+    stream.leave()
 
 
 def test_when_the_server_is_killed_what_was_seen_is_kept(server: VllmServer) -> None:

@@ -79,11 +79,16 @@ def complete(url: str, prompt: str, tokens: int, headers: dict[str, str] | None 
         return json.load(reply)
 
 
+#: Of a stream that is to run for as long as a test needs it; the test ends it with `leave`.
+UNTIL_LEFT = 900
+
+
 class Stream:
     """Another client's streaming request, read on a thread of its own."""
 
     def __init__(self, url: str, prompt: str, tokens: int) -> None:
         self.text, self.pieces, self.error = "", 0, ""
+        self._left = False
         self._body = {"model": MODEL, "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens,
                       "temperature": 0, "stream": True, "ignore_eos": True}  # fmt: skip
         self._url = url
@@ -95,6 +100,8 @@ class Stream:
         try:
             with _post(self._url, self._body, {}) as reply:
                 for line in reply:
+                    if self._left:
+                        break
                     if line.startswith(b"data: {"):
                         delta = json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
                         self.text += delta
@@ -109,6 +116,12 @@ class Stream:
         self._thread.join(timeout)
         assert not self._thread.is_alive(), "the stream did not end"
         return self.text
+
+    def leave(self) -> str:
+        """Hang up before the reply is whole."""
+        assert self._thread.is_alive(), "the stream ended before the test did"
+        self._left = True
+        return self.end()
 
 
 def _post(url: str, body: dict[str, Any], headers: dict[str, str]) -> Any:
