@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokentrace.model import Trace
+
+#: Of the root: where a run was cut short and what is missing, in a sentence without its subject.
+MARK = "tokentrace.interrupted"
 
 #: After so many, the user means it more than the trace.
 _INSIST = 3
@@ -50,3 +57,13 @@ def held() -> Iterator[Held]:
         for one, handler in before.items():
             # None: it was not set from Python, and cannot be set again from here.
             signal.signal(one, handler if handler is not None else signal.SIG_DFL)
+
+
+def mark(trace: Trace, sentence: str) -> None:
+    """Say on the trace's root that it was cut short: as attribute, as event, and as the span's status."""
+    from tokentrace.model import STATUS_ERROR, Event
+
+    trace.set_attributes(0, {MARK: sentence})
+    # Where the root ends nothing more was seen; a later time would lie outside of it.
+    trace.events.setdefault(0, []).append(Event(MARK, min(time.time_ns(), trace.end_ns[0]), {MARK: sentence}))
+    trace.statuses[0] = (STATUS_ERROR, sentence)

@@ -11,7 +11,8 @@ or `own_source` says why), never zero.
     passes {cold|warm|deep|once: {wall_ns, ttft_ns, dilation, coverage, unattributed_ns, cached_tokens,
                                   own_ns {"8.down": …}, steps}},
     spans {produced, accepted, rejected}, findings [{layer, status, sentence, evidence, fix}], files [path],
-    gaps, slowest, cold, token_times, operators, operators_pass, error {message, layer, fix} or null, notes
+    gaps, slowest, cold, token_times, operators, operators_pass, error {message, layer, fix} or null, notes,
+    interrupted ("" or where it was cut short)
 
 `wall_ns` is the time of the headline pass's request; the layers' own times and `unattributed_ns` add up to it.
 """
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokentrace.analyze import Analysis, LayerTimes, PassTimes, analyze
+from tokentrace.interrupts import MARK
 from tokentrace.model import DOWN, UP, Trace
 
 SCHEMA = "tokentrace.report/1"
@@ -118,6 +120,7 @@ class Report:
     operators_pass: str = ""
     error: Failure | None = None
     notes: list[str] = field(default_factory=list)
+    interrupted: str = ""  # where the user cut it short and what is missing
 
     @property
     def steps(self) -> list[dict[str, Any]]:
@@ -178,6 +181,7 @@ def build(trace: Trace, found: Analysis | None = None, *, prompt: str = "", note
         operators_pass=found.operators_pass if found.operators else "",
         error=Failure(error, int(facts.get("error_layer") or 0), str(facts.get("fix") or "")) if error else None,
         notes=[*told, *notes],
+        interrupted=str(trace.attributes(0).get(MARK) or "") if len(trace) else "",
     )
 
 

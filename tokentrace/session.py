@@ -15,7 +15,7 @@ from tokentrace.client.settings import Endpoint
 from tokentrace.errors import EngineError, ProbeUnavailable, TokentraceError
 from tokentrace.exchange import Exchange
 from tokentrace.host import this_host
-from tokentrace.interrupts import held
+from tokentrace.interrupts import held, mark
 from tokentrace.layers import by_number
 from tokentrace.model import IdSource, Process, Record, Trace
 from tokentrace.probe import LayerState, Probe, ProbeContext
@@ -93,8 +93,8 @@ def run_passes(
         )
         members = agent.members if agent is not None else []
         context.options.setdefault("pids", [int(one.process) for one in members if one.process])
-        ui.progress(f"{name} pass" if len(passes) > 1 else "request")
         try:
+            ui.progress(f"{name} pass" if len(passes) > 1 else "request")
             shown = ui if not exchanges else _WithoutText(ui)
             one, interrupted = _one_pass(ask, endpoint, context, agent, trace_id, ids.span_id(), shown)
         except KeyboardInterrupt:
@@ -131,7 +131,21 @@ def run_passes(
             "created_ns": time.time_ns(),
         },
     )
+    if interrupted and (sentence := _cut_short(passes, done)):
+        mark(trace, sentence)
     return Outcome(trace, exchanges, outcome_error, interrupted)
+
+
+def _cut_short(passes: Sequence[tuple[str, bool]], done: Sequence[PassRecords]) -> str:
+    """Where Ctrl-C fell and what is missing; "" where it fell behind the last pass, when all had been seen."""
+    last, exchange = done[-1].name, done[-1].exchange
+    cut = exchange is not None and exchange.interrupted
+    missing = [name for name, _ in passes[len(done) :]]
+    if not cut and not missing:
+        return ""
+    where = f" {'in' if cut else 'after'} the {last} pass" if len(passes) > 1 else ""
+    were = f"{' and '.join(missing)} {'pass was' if len(missing) == 1 else 'passes were'} not run"
+    return f"interrupted{where}" + (f"; the {were}" if missing else "")
 
 
 class _WithoutText:

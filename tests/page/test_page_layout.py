@@ -10,6 +10,7 @@ from page_support import Opened, three_passes
 from support.records import T0, request_pass
 
 from tokentrace.errors import EndpointError
+from tokentrace.interrupts import mark
 from tokentrace.model import IdSource
 from tokentrace.probe import LayerState
 from tokentrace.report import FindingRow, build
@@ -187,6 +188,11 @@ def test_an_interrupted_run_says_so_first(opened: Callable[..., Opened]) -> None
     records[0].exchange.notes.append("interrupted")
     one = opened(stitch(records, ids=ids, meta={"prompt": "Hi"}))
     assert "interrupted" in one.page.locator("#headline").get_by_role("alert").inner_text()
+    between = three_passes()
+    mark(between, "interrupted after the warm pass; the deep pass was not run")
+    alert = opened(between).page.locator("#headline").get_by_role("alert").inner_text()
+    assert alert.startswith("This run was interrupted after the warm pass; the deep pass was not run.")
+    assert "What is shown is whole" in alert
     assert opened(three_passes()).page.locator("#headline [role=alert]").count() == 0
 
 

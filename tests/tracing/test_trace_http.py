@@ -265,3 +265,43 @@ def test_run_gives_the_same_kind_of_trace_and_raises_what_failed() -> None:
     with pytest.raises(tokentrace.TokentraceError) as failed:
         tokentrace.run("Hi", url="http://127.0.0.1:1/v1", model="alpha")
     assert "nothing listens" in str(failed.value) and failed.value.fix
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (KeyboardInterrupt(), "interrupted after 1 call"),
+        (asyncio.CancelledError(), "cancelled after 1 call"),
+        (ValueError(KEY), "the program ended with ValueError after 1 call"),
+        (SystemExit(0), ""),
+    ],
+)
+def test_how_a_program_left_the_block_is_said_on_the_root(
+    error: BaseException, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENTRACE_DATA_DIR", str(tmp_path))
+    with (
+        server_with(json_answer(WHOLE)) as server,
+        pytest.raises(type(error)),
+        tokentrace.trace("chain", save=True) as t,
+    ):
+        httpx.post(f"{server.url}/v1/chat/completions", json=STREAM)
+        raise error
+    assert t.folder is not None
+    again = tokentrace.load(t.folder / "trace.jsonl")
+    for one in (t, again):
+        root = one.spans[0]
+        assert (root.status, root.status_message) == ((2, told) if told else (0, ""))
+        cut = told if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)) else ""
+        assert root.attributes.get("tokentrace.interrupted", "") == one.report.interrupted == cut
+        assert [event.name for event in root.events] == (["tokentrace.interrupted"] if cut else [])
+    assert KEY not in b"".join(path.read_bytes() for path in t.folder.iterdir()).decode("utf-8", "replace")
+
+
+def test_a_call_that_was_under_way_when_the_program_was_interrupted_is_named() -> None:
+    with server_with(sse(chunk("He"), WAIT)) as server, pytest.raises(KeyboardInterrupt), tokentrace.trace() as t:  # noqa: SIM117
+        with t.stage("answer"), httpx.Client() as client:
+            with client.stream("POST", f"{server.url}/v1/chat/completions", json=STREAM) as response:
+                for _ in response.iter_raw():
+                    raise KeyboardInterrupt
+    assert t.report.interrupted == "interrupted in answer"

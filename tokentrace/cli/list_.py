@@ -21,7 +21,7 @@ def command(as_json: bool) -> None:
     if as_json:
         import orjson
 
-        keys = ("trace_id", "reply", "model", "wall_ns", "ttft_ns")
+        keys = ("trace_id", "reply", "model", "wall_ns", "ttft_ns", "interrupted")
         rows = [{"run": name, **{key: getattr(report, key) for key in keys}} for name, report in found]
         click.echo(orjson.dumps({"schema": "tokentrace.list/1", "runs": rows}, option=orjson.OPT_INDENT_2).decode())
         return
@@ -29,4 +29,5 @@ def command(as_json: bool) -> None:
         click.echo('there is no saved run; make one: tokentrace run "Hi"')
     for name, report in found:
         reply = " ".join(report.reply.split())[:50]
-        click.echo(f"{name}  {report.wall_ns / 1e6:8.0f} ms  {report.model or '-'}  {reply}")
+        mark = "(interrupted) " if report.interrupted else ""
+        click.echo(f"{name}  {report.wall_ns / 1e6:8.0f} ms  {report.model or '-'}  {mark}{reply}")

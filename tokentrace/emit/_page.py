@@ -80,6 +80,8 @@ class Page:
         if report.ttft_ns is not None:
             parts.append(f"first token {duration(report.ttft_ns)}")
         self._line(clean(f"{self.dot}".join(parts)), "bold")
+        if report.interrupted:
+            self._line(clean(f"{report.interrupted[:1].upper()}{report.interrupted[1:]}."), "yellow")
         self._line()
 
     def _layers(self, layers: list[LayerRow], report: Report) -> None:

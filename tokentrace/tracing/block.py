@@ -6,6 +6,7 @@ root. The headline of the report is the call that took longest; the others are i
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import itertools
@@ -19,8 +20,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from tokentrace import model
 from tokentrace.errors import ExportError, ProbeUnavailable, TokentraceError, UsageError
 from tokentrace.exchange import Exchange, prompt_of
+from tokentrace.interrupts import mark
 from tokentrace.layers import by_number, load, parse_selection
 from tokentrace.model import IdSource, Record
 from tokentrace.probe import LayerState, Probe, ProbeContext
@@ -30,6 +33,7 @@ from tokentrace.session import processes_of
 from tokentrace.stitch import PassRecords, stitch
 from tokentrace.tracing.in_process import InProcess
 from tokentrace.tracing.result import Trace
+from tokentrace.wording import listed, plural
 
 if TYPE_CHECKING:
     from tokentrace.tracing.http_calls import Call
@@ -178,7 +182,7 @@ class Block(Trace):
         if not passes:
             passes = [self._empty()]
         attributes = {"tokentrace.mode": "trace"}
-        if error is not None:
+        if error is not None and _failed(error):
             attributes["error.type"] = type(error).__name__
         self._data = stitch(
             passes,
@@ -197,6 +201,9 @@ class Block(Trace):
                 "prompt": prompt_of(longest[1].exchange.request) if longest else "",
             },
         )
+        if error is not None and _failed(error):
+            cut = [name for name, one in zip(names, done, strict=True) if one.exchange.interrupted]
+            _tell(self._data, error, f"in {listed(cut)}" if cut else _after(len(done)))
         self._report = build(self._data, notes=self.notes)
 
     def _pass(self, name: str, one: _Pass, inside: InProcess) -> PassRecords:
@@ -256,6 +263,23 @@ class Block(Trace):
                 runs.save_report(report, self.folder)
             if not delivery.ok:
                 raise ExportError(delivery.message, fix=delivery.fix)
+
+
+def _failed(error: BaseException) -> bool:
+    """Did the program leave the block with an error? Ending well is none, nor is being left by a generator."""
+    return not isinstance(error, GeneratorExit) and not (isinstance(error, SystemExit) and not error.code)
+
+
+def _after(calls: int) -> str:
+    return f"after {plural(calls, 'call')}" if calls else "before the first call"
+
+
+def _tell(data: model.Trace, error: BaseException, where: str) -> None:
+    """How the program left the block, on the root: only the kind of its error, since its words may hold a key."""
+    if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
+        mark(data, f"{'interrupted' if isinstance(error, KeyboardInterrupt) else 'cancelled'} {where}")
+    else:
+        data.statuses[0] = (model.STATUS_ERROR, f"the program ended with {type(error).__name__} {where}")
 
 
 def _generation(inside: InProcess, rid: str, start_ns: int, end_ns: int) -> _Pass:

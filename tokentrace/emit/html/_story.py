@@ -41,6 +41,7 @@ def story(trace: Trace, found: Analysis, report: Report) -> dict[str, Any]:
         "meta": {key: trace.meta[key] for key in _META if key in trace.meta},
         "root": trace.attributes(0) if len(trace) else {},
         "recording": _recording.story(trace),
+        # Requests that were cut short; where the whole run was, the report says.
         "interrupted": [name for name, one in found.passes.items() if _interrupted(one.view.exchange)],
     }
 

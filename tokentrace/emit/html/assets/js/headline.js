@@ -52,10 +52,13 @@ function failure(error) {
 
 /** Whoever stopped the run sees less than a whole one, and the page says so first. */
 function cutShort(trace) {
-  const { interrupted, passes } = trace.story;
-  if (!interrupted.length) return null;
-  const where = passes.length > 1 ? ` in the ${interrupted.join(" and the ")} ${trace.part}` : "";
-  return h("div.failure.cut", { role: "alert" }, h("b", {}, `This run was interrupted${where}. `), "The page shows what had come until then: the reply and the times are not those of a whole run.");
+  const { interrupted, passes, report } = trace.story;
+  if (!interrupted.length && !report.interrupted) return null;
+  const where = passes.length > 1 && interrupted.length ? `interrupted in the ${interrupted.join(" and the ")} ${trace.part}` : "interrupted";
+  const rest = interrupted.length
+    ? "The page shows what had come until then: the reply and the times are not those of a whole run."
+    : "What is shown is whole; the rest was never run.";
+  return h("div.failure.cut", { role: "alert" }, h("b", {}, `This run was ${report.interrupted || where}. `), rest);
 }
 
 /** How much of a recording is here. */

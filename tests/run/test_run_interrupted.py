@@ -1,0 +1,72 @@
+"""A run that was cut short says so wherever it is looked at: on its root span, in the report, in the list."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.http_servers import DONE, WAIT, Answer, ScriptedServer, chunk, sse
+
+from tokentrace import emit, session, workflow
+from tokentrace.cli import cli
+from tokentrace.client.settings import Endpoint
+from tokentrace.fold import fold
+from tokentrace.model import STATUS_ERROR
+
+PASSES = (("cold", False), ("warm", False), ("deep", False))
+WHOLE = sse(chunk("Hel"), chunk("lo", finish="stop"), DONE)
+
+
+class StoppedAt(workflow.Quiet):
+    """Ctrl-C when this pass begins, or with a word of the reply."""
+
+    def __init__(self, sentence: str = "", word: str = "") -> None:
+        self.sentence, self.word = sentence, word
+
+    def progress(self, sentence: str, fraction: float | None = None) -> None:
+        if sentence == self.sentence:
+            raise KeyboardInterrupt
+
+    def text(self, piece: str) -> None:
+        if piece == self.word:
+            raise KeyboardInterrupt
+
+
+def run(ui: StoppedAt, answer: Answer = WHOLE, passes: tuple[tuple[str, bool], ...] = PASSES) -> session.Outcome:
+    with ScriptedServer().on("POST", "/v1/chat/completions", answer) as server:
+        endpoint = Endpoint(f"{server.url}/v1", model="m")
+        return session.run_passes(session.Ask("Hi"), endpoint, mode="url", passes=passes, ui=ui)
+
+
+@pytest.mark.parametrize(
+    ("ui", "passes", "told"),
+    [
+        (StoppedAt("warm pass"), PASSES, "interrupted after the cold pass; the warm and deep passes were not run"),
+        (StoppedAt("deep pass"), PASSES, "interrupted after the warm pass; the deep pass was not run"),
+        (StoppedAt(word="He"), PASSES, "interrupted in the cold pass; the warm and deep passes were not run"),
+        (StoppedAt(word="He"), PASSES[:1], "interrupted"),
+        (StoppedAt(), PASSES, ""),
+    ],
+)
+def test_where_a_run_was_interrupted_is_said_in_the_trace_the_report_and_the_list(
+    ui: StoppedAt, passes: tuple[tuple[str, bool], ...], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENTRACE_DATA_DIR", str(tmp_path))
+    outcome = run(ui, sse(chunk("He"), WAIT) if ui.word else WHOLE, passes)
+    assert outcome.interrupted is bool(told)
+    done = workflow.conclude(outcome, workflow.Settings())
+    assert done.folder is not None
+    for trace in (outcome.trace, fold(outcome.trace, 4), emit.load(done.folder / "trace.jsonl")):
+        assert trace.attributes(0).get("tokentrace.interrupted", "") == told
+        assert trace.statuses.get(0, (0, "")) == ((STATUS_ERROR, told) if told else (0, ""))
+        events = trace.events.get(0, [])
+        assert [event.name for event in events] == (["tokentrace.interrupted"] if told else [])
+        assert all(trace.start_ns[0] <= event.time_ns <= trace.end_ns[0] for event in events)
+    assert done.report.interrupted == told
+    shown = " ".join(CliRunner().invoke(cli, ["show"]).output.split())
+    assert (told[:1].upper() + told[1:] + "." in shown) if told else "nterrupted" not in shown
+    listed = CliRunner().invoke(cli, ["list"]).output
+    assert ("(interrupted)" in listed) is bool(told)
+    assert json.loads(CliRunner().invoke(cli, ["list", "--json"]).output)["runs"][0]["interrupted"] == told
