@@ -12,7 +12,7 @@ from support.records import T0 as RUN_T0
 from support.records import request_pass
 from support.traces import T0, run_trace, traces
 
-from tokentrace.emit import jaeger
+from tokentrace.emit import _critical_path, jaeger
 from tokentrace.model import IdSource, Process, Record, Trace
 from tokentrace.stitch import stitch
 
@@ -220,6 +220,54 @@ def test_a_browsers_stack_takes_the_critical_path_of_a_long_reply() -> None:
     # A headless Chromium gave up after 5,900 calls.
     _, calls = critical_path(data(three_passes(steps=200)))
     assert calls < 4_000
+
+
+@pytest.mark.parametrize("shape", ["once", "import", "calls"])
+def test_a_browsers_stack_takes_the_critical_path_of_ten_thousand_spans(shape: str) -> None:
+    trace = Trace(ids=IdSource(2))
+    trace.add("run", 0, T0, T0 + 10**10, -1)
+    if shape == "import":  # one kernel behind the other
+        for number in range(9_999):
+            trace.add("kernel", 3, T0 + number * 10**6, T0 + number * 10**6 + 900_000, 0)
+    for step in range(100 if shape == "once" else 0):  # a step, its modules, their operators
+        at = T0 + step * 10**8
+        row = trace.add("step", 6, at, at + 9 * 10**7, 0)
+        for module in range(9):
+            start = at + module * 10**7
+            inner = trace.add("module", 5, start, start + 9 * 10**6, row)
+            for operator in range(10):
+                trace.add("aten::mm", 4, start + operator * 9 * 10**5, start + operator * 9 * 10**5 + 800_000, inner)
+    for number in range(2_500 if shape == "calls" else 0):  # a program's calls
+        at = T0 + number * 10**6
+        row = trace.add("pass call", 0, at, at + 900_000, 0)
+        row = trace.add("chat", 8, at, at + 800_000, row)
+        trace.add("wait", 8, at, at + 100_000, row)
+        trace.add("stream", 8, at + 100_000, at + 800_000, row)
+    found = data(trace)
+    path, calls = critical_path(found)
+    assert calls <= _critical_path.MOST_CALLS
+    assert sum(spent for _, spent in path) == found["spans"][0]["duration"]
+    level = {"once": 2, "import": 0, "calls": 0}[shape]
+    root = tags(found["spans"][0]["tags"])
+    assert root["tokentrace.critical_path.level"] == level
+    assert f"down to level {level}" in found["warnings"][0]
+    marked = [s for s in found["spans"] if "tokentrace.beside_critical_path" in tags(s["tags"])]
+    assert len(marked) == {"once": 9_000, "import": 9_999, "calls": 2_500}[shape]
+    assert {tags(span["tags"])["span.kind"] for span in marked} == {"consumer"}
+    # One level more would be too much, and of a trace that fits nothing is left out.
+    assert _critical_path.beyond(trace, 10**6) == (max(level + 1, {"once": 3, "import": 1, "calls": 3}[shape]), [])
+    assert data(three_passes())["warnings"] is None
+
+
+@given(traces())
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_the_path_is_as_long_as_it_is_said_to_be(trace: Trace) -> None:
+    found = data(trace)
+    _, calls = critical_path(found)
+    depth = _critical_path._depths(trace)
+    assert calls == _critical_path.calls(trace, depth, max(depth))
+    for level in range(max(depth)):
+        assert _critical_path.calls(trace, depth, level) <= _critical_path.calls(trace, depth, level + 1)
 
 
 def test_services_sort_by_layer_and_every_layer_is_one() -> None:
