@@ -9,6 +9,7 @@ import pytest
 from page_support import Opened, three_passes
 from support.records import T0, request_pass
 
+from tokentrace.analyze._passes import passes
 from tokentrace.errors import EndpointError
 from tokentrace.interrupts import mark
 from tokentrace.model import IdSource
@@ -220,4 +221,32 @@ def test_a_chain_shows_every_call_with_its_share_and_lets_one_choose(opened: Cal
         reply = one.do("() => tokentrace.timeline.pass.reply")
         assert reply and reply in one.page.locator(".ends").inner_text()
         assert (report.layers[0].form_out in lanes) == (name == report.headline_pass), "forms of another call"
+        chosen = one.page.locator(".chosen").inner_text()
+        assert name in chosen and reply in chosen and duration(report.passes[name].wall_ns) in chosen
+        assert one.page.locator(".chosen .whole button").count() >= 2
     assert opened(three_passes()).page.locator(".calls").count() == 0
+
+
+def test_the_large_figures_of_a_chain_are_those_of_the_chain(opened: Callable[..., Opened]) -> None:
+    ids = IdSource(8)
+    calls = [
+        request_pass("plan", ids=ids, deep=False, steps=2),
+        request_pass("beside", ids=ids, deep=False, steps=2, at=T0 + 10**6),
+        request_pass("answer", ids=ids, deep=False, at=T0 + 10**9, decode_ms=30),
+    ]
+    for number, one_call in enumerate(calls):
+        assert one_call.exchange is not None
+        one_call.exchange.usage = {"prompt_tokens": 10 + number, "completion_tokens": 3} if number else None
+    trace = stitch(calls, ids=ids, root_name="digest", window=(T0, T0 + 2 * 10**9), meta={"prompt": "Hi"})
+    report = build(trace)
+    one = opened(trace, report)
+    large = one.page.locator("#headline > .figures").inner_text()
+    views = [passes(trace)[call.name] for call in calls]
+    busy = max(view.end_ns for view in views[:2]) - views[0].start_ns + views[2].wall_ns
+    assert all(text in large for text in ("Calls", "3", duration(2 * 10**9), share(busy, 2 * 10**9), "23+ → 6+"))
+    lead = one.page.locator("#headline > .lead").inner_text()
+    assert lead.startswith(f"answer took the most: {duration(views[2].wall_ns)}")
+    assert f"one after the other they would take {duration(sum(view.wall_ns for view in views))}" in lead
+    assert duration(2 * 10**9 - busy) in lead
+    assert one.page.locator("#run").inner_text().startswith("digest")
+    assert "the program digest" in one.page.locator("#headline .facts").inner_text()

@@ -48,7 +48,7 @@ def render(trace: Trace, report: Report | None = None) -> bytes:
     parts = {
         "policy": f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'",
-        "title": _escaped(f"{_short(report.prompt) or 'imported recording'} · tokentrace"),
+        "title": _escaped(f"{_title(trace, report)} · tokentrace"),
         "style": style,
         "script": script,
         "data": data,
@@ -67,6 +67,13 @@ def recorded(trace: Trace) -> dict[str, int] | None:
 def _hash(text: str) -> str:
     """As a policy names an inline script or style: of exactly what stands between its tags."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _title(trace: Trace, report: Report) -> str:
+    """A program of several calls goes by its own name, anything else by its prompt."""
+    if len(report.passes) > 1 and trace.meta.get("mode") == "trace":
+        return _short(trace.names[trace.name[0]])
+    return _short(report.prompt) or ("imported recording" if recorded(trace) else "request")
 
 
 def _short(text: str) -> str:

@@ -40,6 +40,7 @@ def story(trace: Trace, found: Analysis, report: Report) -> dict[str, Any]:
         "power": _power(trace, found, epoch),
         "meta": {key: trace.meta[key] for key in _META if key in trace.meta},
         "root": trace.attributes(0) if len(trace) else {},
+        "program": trace.names[trace.name[0]] if len(trace) else "",
         "recording": _recording.story(trace),
         # Requests that were cut short; where the whole run was, the report says.
         "interrupted": [name for name, one in found.passes.items() if _interrupted(one.view.exchange)],
@@ -67,6 +68,8 @@ def _pass(trace: Trace, found: Analysis, one: PassTimes, epoch: int) -> dict[str
         "end": view.end_ns - epoch,
         "reply": _cut(str(view.exchange.get("text") or view.exchange.get("reasoning") or "")),
         "failed": str(view.exchange.get("error") or ""),
+        "model": str(view.exchange.get("model") or view.exchange.get("response_model") or ""),
+        "tokens": {way: view.exchange.get(f"{way}_tokens") for way in ("input", "output")},
         "folded": is_folded,
         # A fold reaches from its first span to its last: own times of a folded pass are the report's, not the trace's.
         "frames": [_frame(frame, is_folded) for frame in frames(trace, found, one.name)],

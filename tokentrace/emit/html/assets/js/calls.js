@@ -1,33 +1,74 @@
-/* The calls of a program that made several: when each ran, its share of the whole, and a way to choose one. */
+/* A program that made several calls: its own figures, when each call ran, and a way to choose one. */
 
 import { check, h, radios } from "./dom.js";
 import { count, duration, share } from "./format.js";
 
-/** null where the passes are one request seen several times, and not the calls of a program. */
+const lengthOf = (call) => call.end - call.start;
+
+/** The program's figures, large, and the call that took most of it. */
+export function program(trace) {
+  const { passes } = trace.story;
+  const whole = Math.max(trace.lengthOf(0), 1);
+  const failed = passes.filter((call) => call.failed).length;
+  const inCalls = covered(passes);
+  const figure = (name, title, ...value) => h("div", { title }, h("dt", {}, name), h("dd", {}, ...value));
+  const [number, unit] = duration(whole).split(" ");
+  const top = passes.reduce((most, call) => (lengthOf(call) > lengthOf(most) ? call : most));
+  return [
+    h("dl.figures", {}, [
+      figure("Calls", "requests and generations of this program", passes.length.toLocaleString("en")),
+      failed ? figure("Failed", "calls that ended with an error", String(failed)) : null,
+      figure("Whole program", "from the first line of the traced block to its last", number, h("small", {}, ` ${unit}`)),
+      figure("Of it in calls", "while at least one call was under way; the rest is the program itself", share(inCalls, whole)),
+      figure("Tokens", "of all calls: prompts → replies", `${sum(passes, "input")} → ${sum(passes, "output")}`),
+    ]),
+    h("p.lead", {}, h("code", {}, top.name), ` took the most: ${duration(lengthOf(top))}, ${share(lengthOf(top), whole)} of the program.${overlap(passes, inCalls)} The program itself, outside of every call, took ${duration(whole - inCalls)}.`),
+  ];
+}
+
+/** How long at least one call was under way. */
+function covered(calls) {
+  let total = 0, until = -Infinity;
+  for (const call of [...calls].sort((a, b) => a.start - b.start)) {
+    total += Math.max(call.end - Math.max(call.start, until), 0);
+    until = Math.max(until, call.end);
+  }
+  return total;
+}
+
+function overlap(calls, inCalls) {
+  const added = calls.reduce((total, call) => total + lengthOf(call), 0);
+  return added > inCalls * 1.001 ? ` Calls ran beside each other: one after the other they would take ${duration(added)}.` : "";
+}
+
+/** A sum with a + where a call does not tell its part, ? where none does. */
+function sum(calls, way) {
+  const known = calls.map((call) => call.tokens[way]).filter((value) => value !== null && value !== undefined);
+  if (!known.length) return "?";
+  return `${known.reduce((total, value) => total + value, 0).toLocaleString("en")}${known.length < calls.length ? "+" : ""}`;
+}
+
+/** The calls as rows: length, share of the program, when, and what came back. */
 export function callList(trace, state) {
-  if (!trace.chain) return null;
-  const { passes, headline } = trace.story;
+  const { passes } = trace.story;
   const start = trace.start[0], whole = Math.max(trace.lengthOf(0), 1);
-  const buttons = passes.map((pass) => {
-    const length = pass.end - pass.start;
+  const buttons = passes.map((call) => {
+    const length = lengthOf(call);
     const part = (ns) => `${Math.min(Math.max((100 * ns) / whole, 0), 100)}%`;
     return h(
-      "button.call", { type: "button", title: pass.failed ? `failed: ${pass.failed}` : pass.reply.slice(0, 300) },
-      h("b", {}, pass.name), h("span.number", {}, duration(length)), h("span.number", {}, share(length, whole)),
-      h("span.span", { "aria-hidden": "true" }, h("i", { style: { "margin-left": part(pass.start - start), width: part(length) } })),
-      h("small", {}, pass.failed ? `failed: ${pass.failed}` : pass.reply),
+      "button.call", { type: "button", title: call.failed ? `failed: ${call.failed}` : call.reply.slice(0, 300) },
+      h("b", {}, call.name), h("span.number", {}, duration(length)), h("span.number", {}, share(length, whole)),
+      h("span.span", { "aria-hidden": "true" }, h("i", { style: { "margin-left": part(call.start - start), width: part(length) } })),
+      h("small", {}, call.failed ? `failed: ${call.failed}` : call.reply),
     );
   });
   const list = h("div.calls", { "aria-label": "Calls" }, buttons);
-  const mark = () => check(buttons, passes.findIndex((pass) => pass.name === state.pass));
+  const mark = () => check(buttons, passes.findIndex((call) => call.name === state.pass));
   radios(list, buttons, (index) => state.set({ pass: passes[index].name, frame: -1 }));
   state.on(["pass"], mark);
   mark();
-  const length = (pass) => pass.end - pass.start;
-  const main = passes.find((pass) => pass.name === headline);
-  const longest = passes.every((pass) => length(pass) <= length(main));
   return [
-    h("h3", {}, `${count(passes.length, "call")} in ${duration(whole)}`), list,
-    h("p.hint", {}, `Shares are of the whole program. The way and the timeline follow the call that is chosen; the figures in this part are those of ${headline}${longest ? ", the longest" : ""}.`),
+    h("h3", {}, `Where the time went, by call`), list,
+    h("p.hint", {}, `${count(passes.length, "call")}; shares are of the whole program. What follows is about the call that is chosen.`),
   ];
 }

@@ -1,48 +1,88 @@
 /* The run in short: what was asked and answered, how fast, and where the time went. */
 
-import { callList } from "./calls.js";
+import { callList, program } from "./calls.js";
 import { h, prose, put } from "./dom.js";
 import { count, duration, median, share } from "./format.js";
 
 export function showHeadline(trace, state, go) {
   const { report, headline, passes } = trace.story;
+  if (trace.chain) {
+    const chosen = h("div.chosen", { role: "group", "aria-label": "The chosen call" });
+    const fill = () => chosen.replaceChildren(...shown(oneCall(trace, passes.find((call) => call.name === state.pass), go)));
+    put("headline", h("p.facts", {}, facts(trace, false)), cutShort(trace), program(trace), callList(trace, state), chosen);
+    state.on(["pass"], fill);
+    fill();
+    return;
+  }
   const imported = Boolean(trace.story.recording) || (!report.prompt && !report.reply);
   const main = passes.find((one) => one.name === headline);
   put(
     "headline",
     h("p.facts", {}, facts(trace, imported)),
     cutShort(trace),
-    callList(trace, state),
-    imported ? null : talk(report),
+    imported ? null : talk(report.prompt, report.reply),
     report.error ? failure(report.error) : null,
     extract(trace),
     h("dl.figures", {}, figures(report, main, imported, trace.story.interrupted.includes(headline))),
     h("p.lead", {}, prose(report.slowest || "Nothing stands out."), " ", trace.story.slowest ? jump(trace.story.slowest, go) : null),
-    bar(report),
-    legend(report),
+    bar(report.layers, report),
+    legend(report.layers, report),
   );
 }
 
+const shown = (parts) => parts.flat().filter(Boolean);
+
+/** One call of a program: the report tells all about the longest one, and of the others what their passes say. */
+function oneCall(trace, call, go) {
+  const { report, headline, slowest } = trace.story;
+  const told = report.passes[call.name], main = call.name === headline;
+  const rows = main ? report.layers : layersOf(trace, told);
+  const known = (value) => value !== null && value !== undefined;
+  const after = call.tokens.output - 1;
+  const perToken = main ? median(report.token_times.map((token) => token.itl_ns)) : after > 0 && known(told.ttft_ns) ? (told.wall_ns - told.ttft_ns) / after : null;
+  const figure = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, ...unit(value)));
+  return [
+    h("h3", {}, `The call ${call.name}`, call.model ? h("span.hint", {}, `  ${call.model}`) : null),
+    talk(main ? report.prompt : "", call.reply),
+    call.failed ? failure(main && report.error ? report.error : { message: call.failed }) : null,
+    h("dl.figures.small", {}, [
+      figure("First token", duration(told.ttft_ns)),
+      figure(main ? "Per token, median" : "Per token after the first", duration(perToken)),
+      figure("Whole call", duration(told.wall_ns)),
+      h("div", {}, h("dt", {}, "Tokens"), h("dd", {}, `${call.tokens.input ?? "?"} → ${call.tokens.output ?? "?"}`)),
+    ]),
+    main ? h("p.lead", {}, prose(report.slowest || "Nothing stands out."), " ", slowest ? jump(slowest, go) : null) : null,
+    bar(rows, told),
+    legend(rows, told),
+  ];
+}
+
+function layersOf(trace, told) {
+  const spent = (layer, way) => told.own_ns[`${layer}.${way}`] ?? 0;
+  return trace.story.layers.map(({ number, title }) => ({
+    layer: number, title, status: "", own_source: "measured", own_ns_down: spent(number, "down"), own_ns_up: spent(number, "up"),
+  }));
+}
+
 function facts(trace, imported) {
-  const { report, meta, root, passes } = trace.story;
+  const { report, meta, root, passes, program: name } = trace.story;
   const created = meta.created_ns ? new Date(Number(meta.created_ns) / 1e6) : null;
+  const models = [...new Set(passes.map((call) => call.model).filter(Boolean))];
   const parts = [
-    report.model,
+    trace.chain ? `the program ${name}` : null,
+    trace.chain ? models.slice(0, 4).join(", ") + (models.length > 4 ? ` and ${models.length - 4} more models` : "") : report.model,
     imported ? `imported: ${(root["tokentrace.import.files"] ?? ["a trace"]).join(", ")}` : null,
     meta.endpoint && meta.mode !== "local" ? meta.endpoint : null,
-    passes.length > 1 ? `times of the ${report.headline_pass} ${trace.part} of ${passes.length}` : null,
+    passes.length > 1 && !trace.chain ? `times of the ${report.headline_pass} pass of ${passes.length}` : null,
     created ? created.toLocaleString() : null,
   ];
   return parts.filter(Boolean).join("  ·  ");
 }
 
-function talk(report) {
+function talk(prompt, reply) {
+  if (!prompt && !reply) return null;
   const entry = (word, text, kind) => [h("dt", {}, word), h(`dd.${kind}${text.length > 240 ? ".long" : ""}`, { tabindex: text.length > 240 ? 0 : null }, text)];
-  return h(
-    "dl.talk", {},
-    report.prompt ? entry("Prompt", report.prompt, "prompt") : null,
-    report.reply ? entry("Reply", report.reply, "reply") : null,
-  );
+  return h("dl.talk", {}, prompt ? entry("Prompt", prompt, "prompt") : null, reply ? entry("Reply", reply, "reply") : null);
 }
 
 function failure(error) {
@@ -93,33 +133,35 @@ export function jump(target, go) {
   return h("button.link", { type: "button", title: target.label, click: () => go.toRow(target.row) }, "Show it");
 }
 
-function bar(report) {
-  const parts = report.layers.filter((row) => (row.own_ns_down ?? 0) + (row.own_ns_up ?? 0) > 0);
+/** `told`: wall_ns and unattributed_ns of what the rows are parts of. */
+function bar(layers, told) {
+  const spentIn = (row) => (row.own_ns_down ?? 0) + (row.own_ns_up ?? 0);
   const button = (row) => {
-    const spent = (row.own_ns_down ?? 0) + (row.own_ns_up ?? 0);
-    const text = `${row.layer} ${row.title}: ${duration(spent)}, ${share(spent, report.wall_ns)}`;
+    const spent = spentIn(row);
+    const text = `${row.layer} ${row.title}: ${duration(spent)}, ${share(spent, told.wall_ns)}`;
     return h("button", {
       type: "button", "data-layer": row.layer, title: text, "aria-label": text, style: { flex: `${spent} 0 0` },
       click: () => document.getElementById(`lane-${row.layer}`).scrollIntoView({ block: "center" }),
-    }, spent / report.wall_ns > 0.06 ? row.title : "");
+    }, spent / told.wall_ns > 0.06 ? row.title : "");
   };
+  const free = told.unattributed_ns;
   const nobody = h("button.nobody", {
-    type: "button", style: { flex: `${report.unattributed_ns} 0 0` }, title: `of no layer: ${duration(report.unattributed_ns)}`,
-    "aria-label": `of no layer: ${duration(report.unattributed_ns)}`, click: () => document.getElementById("gaps").scrollIntoView({ block: "center" }),
+    type: "button", style: { flex: `${free} 0 0` }, title: `of no layer: ${duration(free)}`,
+    "aria-label": `of no layer: ${duration(free)}`, click: () => document.getElementById("gaps").scrollIntoView({ block: "center" }),
   });
-  return h("div.whole", { role: "group", "aria-label": "Own time of each layer, as parts of the whole" }, parts.map(button), report.unattributed_ns ? nobody : null);
+  return h("div.whole", { role: "group", "aria-label": "Own time of each layer, as parts of the whole" }, layers.filter((row) => spentIn(row) > 0).map(button), free ? nobody : null);
 }
 
-function legend(report) {
-  const rows = report.layers
+function legend(layers, told) {
+  const rows = layers
     .map((row) => ({ ...row, spent: (row.own_ns_down ?? 0) + (row.own_ns_up ?? 0) }))
     .filter((row) => row.spent > 0)
     .sort((a, b) => b.spent - a.spent);
-  const hidden = report.layers.filter((row) => row.status === "unseen").length;
+  const hidden = layers.filter((row) => row.status === "unseen").length;
   return h(
     "ul.legend", {},
-    rows.map((row) => h("li", { "data-layer": row.layer }, h("i"), `${row.title} `, h("b", {}, (row.own_source === "deep proportions" ? "~" : "") + share(row.spent, report.wall_ns)))),
-    report.unattributed_ns ? h("li", {}, h("i.nobody"), `no layer ${share(report.unattributed_ns, report.wall_ns)}`) : null,
+    rows.map((row) => h("li", { "data-layer": row.layer }, h("i"), `${row.title} `, h("b", {}, (row.own_source === "deep proportions" ? "~" : "") + share(row.spent, told.wall_ns)))),
+    told.unattributed_ns ? h("li", {}, h("i.nobody"), `no layer ${share(told.unattributed_ns, told.wall_ns)}`) : null,
     hidden ? h("li", {}, h("a", { href: "#unseen" }, `${count(hidden, "layer")} not seen`)) : null,
   );
 }

@@ -42,7 +42,9 @@ function show(trace) {
   const state = createState({ pass: trace.story.headline, frame: -1, row: -1 });
   document.getElementById("main").hidden = false;
   document.getElementById("status").remove();
-  document.getElementById("run").textContent = `${trace.story.report.prompt ? `“${trace.story.report.prompt.slice(0, 80)}”` : "a recording"}  ·  ${count(trace.count, "span")}`;
+  const { report, program, recording } = trace.story;
+  const about = trace.chain ? program : report.prompt ? `“${report.prompt.slice(0, 80)}”` : recording ? "a recording" : "a request";
+  document.getElementById("run").textContent = `${about}  ·  ${count(trace.count, "span")}`;
   const timeline = new Timeline(trace, state);
   const toTime = () => document.getElementById("time").scrollIntoView();
   const go = {

@@ -28,7 +28,7 @@ function showGaps(trace, go) {
     h("p", {}, `between ${gap.before} and ${gap.after} `, h("span.where", {}, `in ${gap.around} `), h("button.link", { type: "button", click: () => go.toStretch(pass.start + gap.start_ns, pass.start + gap.start_ns + gap.length_ns) }, "Show it")),
   );
   put(
-    "gaps", h("h3", {}, `Time of no layer: ${duration(report.unattributed_ns)}, ${share(report.unattributed_ns, report.wall_ns)}`),
+    "gaps", h("h3", {}, `Time of no layer${trace.chain ? ` in ${headline}` : ""}: ${duration(report.unattributed_ns)}, ${share(report.unattributed_ns, report.wall_ns)}`),
     report.gaps.length ? h("ul.items", {}, report.gaps.map(item)) : h("p.soft", {}, report.unattributed_ns ? "Where it lies is not known: spans were folded." : "Every instant belongs to a layer."),
   );
 }
