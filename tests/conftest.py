@@ -1,1 +1,48 @@
-"""Makes `support` importable: pytest puts the folder of a conftest.py on the path."""
+"""Makes `support` importable (pytest puts the folder of a conftest.py on the path), and keeps the surroundings out.
+
+What a test finds must not depend on who runs it: settings of tokentrace and of others that it reads, colours, the mask
+of new files. Examples of hypothesis are the same in each run, so that a run says the same as the one before;
+`--hypothesis-profile=explore` looks for new ones.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+
+from hypothesis import HealthCheck, settings
+
+_READ = (
+    "BASE_URL",
+    "API_KEY",
+    "MODEL",
+    "TIMEOUT",
+    "PROFILE",
+    "ENABLE",
+    "DISABLE",
+    "SHARE",
+    "AGENT_SOCKET",
+    "BESIDE_OF",
+)
+_SETTINGS = {f"TOKENTRACE_{name}" for name in _READ} | {"TRACEPARENT", "VLLM_API_KEY"}
+_LOOKS = {"COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE"}
+
+for _name in [*os.environ]:
+    if _name in _SETTINGS | _LOOKS or _name.startswith(("OPENAI_", "OTEL_")):
+        del os.environ[_name]
+if any(_name.lower() in ("http_proxy", "https_proxy", "all_proxy") for _name in os.environ):
+    # The way to the package index may need it; the servers of the tests are on this machine.
+    for _name in ("no_proxy", "NO_PROXY"):
+        os.environ[_name] = ",".join(filter(None, [os.environ.get(_name), "localhost", "127.0.0.1", "::1"]))
+os.umask(0o022)
+
+# A test that saves runs has a folder of its own for them; whatever else is saved does not go to the user's.
+_data = tempfile.mkdtemp(prefix="tokentrace-tests-")
+os.environ["TOKENTRACE_DATA_DIR"] = _data
+atexit.register(shutil.rmtree, _data, ignore_errors=True)
+
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", settings.get_profile("explore"), derandomize=True)
+settings.load_profile("same")

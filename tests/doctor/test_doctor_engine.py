@@ -60,15 +60,19 @@ def test_metrics_of_megabytes_are_bounded() -> None:
     assert len(engines("".join(f'vllm:num_requests_running{{e="{n}"}} 1\n' for n in range(20_000)))) <= 5_000
 
 
-def counting(*texts: str) -> Any:
-    """/metrics that changes from one question to the next; the last stays."""
-    return [metrics(text) for text in texts]
+def counting(server: ScriptedServer, before: str, after: str) -> Any:
+    """/metrics that change with the call: however often they are asked for until then."""
+
+    def answer(_: Request) -> Answer:
+        return metrics(after if any(r.method == "POST" and r.path == CHAT for r in server.requests) else before)
+
+    return answer
 
 
 def test_preemptions_during_the_call() -> None:
     with healthy() as server:
         before, after = (f"vllm:num_preemptions_total {n}\nvllm:num_requests_running 0\n" for n in (4, 9))
-        server.on("GET", "/metrics", *counting(before, before, after))
+        server.on("GET", "/metrics", counting(server, before, after))
         found = look(server.url + "/v1")
     assert "TT611" in ids(found, "warn") and "5 requests were preempted" in detail(found, "TT611")
 
@@ -107,7 +111,7 @@ def test_prefix_cache(text: str, status: str, said: str) -> None:
 
 def test_cached_tokens_that_are_not_told_are_unknown() -> None:
     with healthy() as server:
-        server.on("GET", "/metrics", *counting(*(f"vllm:prefix_cache_hits_total {n}\n" for n in (5, 5, 9))))
+        server.on("GET", "/metrics", counting(server, *(f"vllm:prefix_cache_hits_total {n}\n" for n in (5, 9))))
         found = look(server.url + "/v1")
     (result,) = (r for r in found.examination.results if r.id == "TT615")
     assert result.status == "unknown" and "--enable-prompt-tokens-details" in result.fix and " 0 " not in result.detail
@@ -171,7 +175,7 @@ def test_time_before_the_engine() -> None:
         )  # fmt: skip
 
     with healthy() as server:
-        server.on("GET", "/metrics", *counting(histograms(0, 0), histograms(0, 0), histograms(2, 0.95)))
+        server.on("GET", "/metrics", counting(server, histograms(0, 0), histograms(2, 0.95)))
         found = look(server.url + "/v1")
     assert "TT705" in ids(found, "warn") and "0.90 s pass before" in detail(found, "TT705")
 

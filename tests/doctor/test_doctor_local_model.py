@@ -36,7 +36,7 @@ def test_a_model_that_cannot_be_served_fails_as_in_a_run(name: str, tmp_path: Pa
     model = BROKEN[name](tmp_path)
     run = subprocess.run(
         [*COMMAND, "run", "Hi", "--model", model],
-        capture_output=True, text=True, env=environment(tmp_path), timeout=90, check=False, cwd=tmp_path,
+        capture_output=True, text=True, env=environment(tmp_path), timeout=240, check=False, cwd=tmp_path,
     )  # fmt: skip
     done = doctor("--model", model, "--json", "--layers", "8-6", home=tmp_path)
     verdict = json.loads(done.stdout)["verdict"]

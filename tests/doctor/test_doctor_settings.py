@@ -16,7 +16,16 @@ from typing import Any
 import pytest
 from doctor_support import CHAT, chunk, detail, everything, healthy, ids, look, sse
 from support.certificates import make_certificate, server_context
-from support.http_servers import Answer, ForwardProxy, ScriptedServer, hello, html_answer, json_answer, models
+from support.http_servers import (
+    Answer,
+    ForwardProxy,
+    Refusing,
+    ScriptedServer,
+    hello,
+    html_answer,
+    json_answer,
+    models,
+)
 
 from tokentrace.doctor.check import Live, Situation
 from tokentrace.doctor.skew import skew_s
@@ -123,7 +132,8 @@ def test_a_proxys_502_is_the_proxys() -> None:
 
 
 def test_a_proxy_that_is_not_there() -> None:
-    found = look("http://server.example/v1", environ={"http_proxy": "http://127.0.0.1:9"})
+    with Refusing() as nobody:
+        found = look("http://server.example/v1", environ={"http_proxy": nobody.url})
     assert found.verdict.check == "TT820" and "http_proxy" in found.verdict.cause
 
 
@@ -290,10 +300,10 @@ def test_a_server_that_is_still_loading() -> None:
 
 def test_keep_alives_are_proof_of_life() -> None:
     with healthy() as server:
-        steps = [b": keep-alive\n\n", *([0.3, b": keep-alive\n\n"] * 40)]
+        steps = [b": keep-alive\n\n", *([0.3, b": keep-alive\n\n"] * 200)]
         server.on("POST", CHAT, Answer(200, {"Content-Type": "text/event-stream"}, steps))
         server.on("GET", "/v1/models", json_answer({}, 404))
-        found = look(server.url + "/v1", timeout_s=2)
+        found = look(server.url + "/v1", timeout_s=3)
     assert found.verdict.status == "fail" and "keep-alives" in everything(found)
 
 
@@ -344,7 +354,7 @@ def test_what_passes_by_itself_is_not_to_be_changed() -> None:
 
 def test_a_slow_stream_names_the_flag() -> None:
     with healthy() as server:
-        steps = [step for number in range(40) for step in (chunk(f" w{number}"), 0.1)]
+        steps = [step for number in range(300) for step in (chunk(f" w{number}"), 0.1)]
         server.on("POST", CHAT, sse(*steps))
-        verdict = look(server.url + "/v1", timeout_s=1.0).verdict
+        verdict = look(server.url + "/v1", timeout_s=3.0).verdict
     assert verdict.check == "TT827" and verdict.fix.startswith("raise --timeout"), verdict

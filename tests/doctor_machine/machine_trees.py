@@ -115,7 +115,7 @@ def by_id(results: Any) -> dict[str, Result]:
 
 
 def as_nobody(work: Callable[[], Any]) -> Any:
-    """The JSON value of `work()`, run by a user without rights. Skips where this user cannot become another one."""
+    """The JSON value of `work()`, run by a user without rights: by nobody where we are root, else by ourselves."""
     if os.getuid() != 0:
         return json.loads(json.dumps(work()))
     reader, writer = os.pipe()
@@ -139,9 +139,13 @@ def as_nobody(work: Callable[[], Any]) -> Any:
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int, int, int]]:
-    """Every path below with size, change, modification and access time; symbolic links are not followed."""
+    """Every path below with size, change, modification and access time; symbolic links are not followed.
+
+    The access time of a folder is left out: this very look may change it.
+    """
     found = {}
     for path in [folder, *sorted(folder.rglob("*"))]:
         facts = path.lstat()
-        found[str(path)] = (facts.st_size, facts.st_ctime_ns, facts.st_mtime_ns, facts.st_atime_ns)
+        read_ns = 0 if path.is_dir() and not path.is_symlink() else facts.st_atime_ns
+        found[str(path)] = (facts.st_size, facts.st_ctime_ns, facts.st_mtime_ns, read_ns)
     return found

@@ -59,20 +59,25 @@ def program(folder: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "status", "said"),
+    ("text", "within_s", "status", "said"),
     [
-        ("sleep 60", "unknown", "was not done in 1 s"),
-        ("echo words", "fail", "exit code 0"),
-        ("kill -11 $$", "fail", "killed by signal 11"),
-        ("echo 'ImportError: libcudart.so.12' >&2; exit 3", "fail", "libcudart.so.12"),
-        ("""echo '{"stage": "import", "error": "OSError: undefined symbol"}'""", "fail", "torch cannot be imported"),
-        ("""echo '{"stage": "profile", "error": "GroupUnavailable: another profiler"}'""", "fail", "does not work"),
+        ("sleep 200", 1.0, "unknown", "was not done in 1 s"),
+        ("echo words", 60.0, "fail", "exit code 0"),
+        ("kill -11 $$", 60.0, "fail", "killed by signal 11"),
+        ("echo 'ImportError: libcudart.so.12' >&2; exit 3", 60.0, "fail", "libcudart.so.12"),
+        (
+            """echo '{"stage": "import", "error": "OSError: undefined symbol"}'""",
+            60.0,
+            "fail",
+            "torch cannot be imported",
+        ),
+        ("""echo '{"stage": "profile", "error": "GroupUnavailable: x"}'""", 60.0, "fail", "does not work"),
     ],
 )
-def test_a_torch_that_does_not_work(tmp_path: Path, text: str, status: str, said: str) -> None:
+def test_a_torch_that_does_not_work(tmp_path: Path, text: str, within_s: float, status: str, said: str) -> None:
     began = time.monotonic()
-    found = trial.run(program(tmp_path, text), os.environ, 1.0)
-    assert time.monotonic() - began < 10
+    found = trial.run(program(tmp_path, text), os.environ, within_s)
+    assert time.monotonic() - began < 100
     results = by_id(trial.judge(found, False, HERE))
     assert results["TT401"].status == status and said in results["TT401"].detail
     assert results["TT301"].status == "unknown"
@@ -80,9 +85,13 @@ def test_a_torch_that_does_not_work(tmp_path: Path, text: str, status: str, said
 
 def test_what_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     mark = tmp_path / "pid"
-    trial.run(program(tmp_path, f"sleep 300 & echo $! > {mark}; wait"), os.environ, 0.5)
+    for limit_s in (0.5, 5.0, 30.0):  # long enough for a shell to begin, on any machine
+        trial.run(program(tmp_path, f"sleep 300 & echo $! > {mark}; wait"), os.environ, limit_s)
+        if mark.exists() and mark.read_text().strip():
+            break
     child = int(mark.read_text())
-    for _ in range(50):
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
         state = Path(f"/proc/{child}/stat")
         if not state.exists() or state.read_text().split()[2] == "Z":
             return
@@ -222,11 +231,10 @@ def test_a_real_process_called_nsys_holds_the_profiler(machine: Machine, tmp_pat
     copy = tmp_path / "nsys"
     shutil.copy(str(shutil.which("sleep")), copy)
     copy.chmod(0o755)
-    child = subprocess.Popen([str(copy), "30"])
+    child = subprocess.Popen([str(copy), "300"])
     try:
-        for _ in range(100):
-            if Path(f"/proc/{child.pid}/comm").read_text().strip() == "nsys":
-                break
+        end = time.monotonic() + 60
+        while Path(f"/proc/{child.pid}/comm").read_text().strip() != "nsys" and time.monotonic() < end:
             time.sleep(0.02)
         result = by_id(rights.holders(situation(), machine.view()))["TT404"]
     finally:

@@ -6,8 +6,9 @@
         ...                        # talk to server.url + "/v1"
         assert server.requests[0].path == "/v1/chat/completions"
 
-A reply's body is a list of steps: bytes are sent as one write (and one HTTP chunk), numbers are pauses in seconds,
-RESET and CLOSE end the connection, Raw(bytes) is sent without framing, WAIT keeps silent until the server is closed.
+A reply's body is a list of steps: bytes are sent as one write (and one HTTP chunk), numbers are pauses in seconds, a
+threading.Event is waited for, RESET and CLOSE end the connection, Raw(bytes) is sent without framing, WAIT keeps silent
+until the server is closed.
 Nothing here knows tokentrace.
 """
 
@@ -45,7 +46,7 @@ class Raw:
     data: bytes
 
 
-Step = bytes | float | int | Raw | _Mark
+Step = bytes | float | int | Raw | threading.Event | _Mark
 
 
 @dataclass
@@ -153,7 +154,7 @@ class ScriptedServer:
                 connection.sendall(self._greeting)
                 # Read to the end: a socket closed with bytes unread is reset, which may overtake the greeting.
                 connection.shutdown(socket.SHUT_WR)
-                connection.settimeout(5)
+                connection.settimeout(60)
                 while connection.recv(65_536):
                     pass
                 connection.close()
@@ -197,6 +198,10 @@ class ScriptedServer:
             elif isinstance(step, (int, float)):
                 if self._closing.wait(step):
                     return
+            elif isinstance(step, threading.Event):
+                while not step.wait(0.02):
+                    if self._closing.is_set():
+                        return
             elif step is RESET:
                 _reset(connection)
                 return

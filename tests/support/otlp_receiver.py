@@ -133,7 +133,7 @@ class OtlpReceiver:
                         found[one["span_id"]] = one
         return found
 
-    def wait_for(self, spans: int, timeout_s: float = 20.0) -> None:
+    def wait_for(self, spans: int, timeout_s: float = 120.0) -> None:
         """Until that many spans are here; for a receiver behind another one."""
         end = time.monotonic() + timeout_s
         while len(self.received()) < spans:

@@ -44,13 +44,13 @@ def collector(behind: OtlpReceiver, folder: Path) -> Iterator[tuple[int, int]]:
                 return
         finally:
             process.terminate()
-            process.wait(10)
+            process.wait(60)
             log.close()
     pytest.fail(f"rotel did not start: {(folder / 'rotel.log').read_text()[-500:]}")
 
 
 def listening(process: subprocess.Popen[bytes], port: int) -> bool:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while process.poll() is None and time.monotonic() < end:
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=1):
