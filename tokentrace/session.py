@@ -8,7 +8,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from tokentrace.agent_client import AgentClient, AgentGroup
 from tokentrace.client.settings import Endpoint
@@ -21,6 +21,9 @@ from tokentrace.model import IdSource, Process, Record, Trace
 from tokentrace.probe import LayerState, Probe, ProbeContext
 from tokentrace.registry import create, layers_in_order
 from tokentrace.stitch import PassRecords, stitch
+
+if TYPE_CHECKING:
+    from tokentrace.receive import Receiver
 
 #: Passes on the local engine, each a whole request: (name, every probe).
 THREE_PASSES = (("cold", False), ("warm", False), ("deep", True))
@@ -75,14 +78,18 @@ def run_passes(
     engine_facts: dict[str, Any] | None = None,
     failure: Callable[[], TokentraceError | None] | None = None,
     ids: IdSource | None = None,
+    receiver: Receiver | None = None,
 ) -> Outcome:
     """Send the prompt once a pass and stitch what the probes saw into one trace.
 
     A failed or interrupted pass ends the run; what it and the passes before it saw is in the trace. `failure` tells
-    why the engine ended, when it did. Raises nothing that the server or a probe does.
+    why the engine ended, when it did. With a `receiver` the server's own spans are waited for and added. Raises nothing
+    that the server or a probe does.
     """
     ids = ids or IdSource()
     trace_id, root = ids.trace_id(), ids.span_id()
+    if receiver is not None:
+        receiver.expect(trace_id)
     done: list[PassRecords] = []
     exchanges: dict[str, Exchange] = {}
     outcome_error: TokentraceError | None = None
@@ -115,12 +122,20 @@ def run_passes(
             break
         if interrupted:
             break
+    processes = processes_of(agent)
+    if receiver is not None and not interrupted and (ask.layers is None or 6 in ask.layers):
+        from tokentrace.receive import add_account
+
+        try:
+            processes.update(add_account(done, receiver, processes, ui.progress))
+        except KeyboardInterrupt:
+            interrupted = True
     trace = stitch(
         done,
         ids=ids,
         trace_id=trace_id,
         root_span_id=root,
-        processes=processes_of(agent),
+        processes=processes,
         attributes={"tokentrace.mode": mode, **_clock(agent)},
         meta={
             "prompt": ask.prompt,

@@ -18,6 +18,7 @@ from tokentrace.report import Report, build
 if TYPE_CHECKING:
     from tokentrace.client.settings import Endpoint
     from tokentrace.model import Trace
+    from tokentrace.receive import Receiver
 
 MAX_PROMPT = 4_000_000
 MAX_LOCAL_TEMPERATURE = 2
@@ -25,7 +26,7 @@ MAX_LOCAL_TEMPERATURE = 2
 
 @dataclass(slots=True)
 class Settings:
-    """What a run may be told. `endpoint` None means the local engine."""
+    """What a run may be told. `endpoint` None means the local engine. `receiver` listens for the server's own spans."""
 
     endpoint: Endpoint | None = None
     model: str | None = None
@@ -39,6 +40,7 @@ class Settings:
     out: Path | None = None
     output: Path | None = None
     otlp: str | None = None
+    receiver: Receiver | None = None
 
 
 @dataclass(slots=True)
@@ -66,7 +68,9 @@ def run(ask: session.Ask, settings: Settings, ui: session.Ui) -> Run:
                 fix="start that server with TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR in new folders",
             )
         # One request only: whoever pays for it asked for one.
-        outcome = session.run_passes(ask, settings.endpoint, mode="url", passes=session.ONE_PASS, ui=ui)
+        outcome = session.run_passes(
+            ask, settings.endpoint, mode="url", passes=session.ONE_PASS, ui=ui, receiver=settings.receiver
+        )
     else:
         outcome = _local(ask, settings, ui)
     return conclude(outcome, settings)
@@ -192,6 +196,7 @@ def _send(result: Run, endpoint: str | None) -> None:
             raise
         result.warnings.append(f"the trace was not sent: {error}: {error.fix}")
         return
+    result.warnings += [str(remark) for remark in target.remarks]
     delivery = send(result.folded, target)
     result.report.spans.update(accepted=delivery.accepted, rejected=delivery.rejected)
     if delivery.ok:

@@ -113,7 +113,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path: Path) -> N
 
 def test_an_unknown_version_is_said(tmp_path: Path) -> None:
     process = ServerProcess(os.getpid(), "api", "", 0.0)
-    from tokentrace.cli.attach import about
+    from tokentrace.cli._attach_shown import about
 
     assert "found by name" in about(Found("", "vllm", "", (process,)))[0]
     assert "0.32.0" in about(Found("", "vllm", "0.32.0", (process,)))[0]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tokentrace.analyze import _compare
 from tokentrace.analyze._passes import NONE, name_of
+from tokentrace.analyze._server import own_account
 from tokentrace.model import Trace
 from tokentrace.probe import Finding
 from tokentrace.wording import duration, listed, plural, share
@@ -288,5 +289,5 @@ def _stitching(trace: Trace, found: Analysis) -> Iterator[Finding]:
 _PARTS: tuple[Callable[[Trace, Analysis], Iterator[Finding]], ...] = (
     _failed, _different_replies, _reply_cut, _token_counts, _unattributed, _cold, _compiled_again, _looked_up,
     _facts_of_caches,
-    _prefix_cache, _queue_wait, _shared, _bursts, _late_token, _dilation, _stitching,
+    _prefix_cache, own_account, _queue_wait, _shared, _bursts, _late_token, _dilation, _stitching,
 )  # fmt: skip

@@ -56,6 +56,7 @@ def ask(
         agent=agent,
         engine_facts=engine_facts(attached, agent),
         failure=None,
+        receiver=settings.receiver,
     )
     note(outcome.trace.meta, attached, agent)
     if outcome.error is None:

@@ -20,6 +20,11 @@ DETAIL = click.option("--detail", is_flag=True, help="Show steps, and keep every
 OTLP = click.option(
     "--otlp", is_flag=False, flag_value="", metavar="[ENDPOINT]", help="Send the trace to an OTLP receiver."
 )
+RECEIVE = click.option(
+    "--receive", is_flag=False, flag_value="4317", metavar="[PORT]",
+    help="Take the spans that the server itself makes of this request (vLLM with --otlp-traces-endpoint "
+    "http://127.0.0.1:4317): listen on PORT of this machine for gRPC, default 4317, and on the next one for HTTP.",
+)  # fmt: skip
 TRACE_FILE = click.option(
     "-o", "output", metavar="FILE", help="Write the trace; .html, .jsonl, .jaeger.json or .perfetto.json."
 )

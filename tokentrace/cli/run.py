@@ -8,7 +8,9 @@ from pathlib import Path
 import click
 
 from tokentrace.cli import _options
+from tokentrace.cli._receive import receiving
 from tokentrace.cli._screen import Screen, end_as_ctrl_c_does, show
+from tokentrace.errors import UsageError
 
 
 @click.command("run")
@@ -29,6 +31,7 @@ from tokentrace.cli._screen import Screen, end_as_ctrl_c_does, show
 @_options.DETAIL
 @click.option("--layers", help="Only these layers, such as 8-6,3 or client,jit.")
 @_options.OTLP
+@_options.RECEIVE
 @_options.TRACE_FILE
 @_options.RUNS_FOLDER
 @_options.REPORT_JSON
@@ -52,6 +55,7 @@ def command(
     detail: bool,
     layers: str | None,
     otlp: str | None,
+    receive: str | None,
     output: str | None,
     out: str | None,
     as_json: bool,
@@ -79,6 +83,8 @@ def command(
     end_as_ctrl_c_does()
     chosen = parse_selection(layers) if layers is not None else None
     endpoint = resolve(url, key, model, profile, config, timeout)
+    if receive is not None and endpoint is None:
+        raise UsageError("--receive takes spans of a server, and none was named", fix="add --url, or leave it out")
     console = Console(stderr=as_json, no_color=no_color or None, highlight=False)
     screen = Screen(console, show_text=not as_json, show_progress=not quiet)
     for warning in endpoint.warnings if endpoint is not None else ():
@@ -89,22 +95,20 @@ def command(
     text = sys.stdin.read() if prompt == "-" else prompt
     local_model = model if endpoint is None else None
     ask = Ask(text, system, max_tokens, 0.0 if temperature is None and endpoint is None else temperature, chosen)
-    done = workflow.run(
-        ask,
-        workflow.Settings(
-            endpoint,
-            local_model,
-            once=once,
-            detail=detail,
-            compile=compiled,
-            cuda_graphs=cuda_graphs,
-            cold_caches=Path(cold_caches) if cold_caches else None,
-            timeout_s=timeout,
-            out=Path(out) if out else None,
-            output=Path(output) if output else None,
-            otlp=otlp,
-        ),
-        screen,
+    settings = workflow.Settings(
+        endpoint,
+        local_model,
+        once=once,
+        detail=detail,
+        compile=compiled,
+        cuda_graphs=cuda_graphs,
+        cold_caches=Path(cold_caches) if cold_caches else None,
+        timeout_s=timeout,
+        out=Path(out) if out else None,
+        output=Path(output) if output else None,
+        otlp=otlp,
     )
+    with receiving(receive) as settings.receiver:
+        done = workflow.run(ask, settings, screen)
     screen.end()
     show(done, console, endpoint=endpoint, as_json=as_json, quiet=quiet, detail=detail)

@@ -1,0 +1,97 @@
+"""What `tokentrace attach` says of a server: what was found, how deep it looks, what it would do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tokentrace.wording import duration, plural
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tokentrace.attach import Attached, Found
+    from tokentrace.attach.plan import Plan
+    from tokentrace.receive import Receiver
+
+
+def _speaker(console: Console) -> Callable[[str], None]:
+    return lambda text: console.print(text, markup=False, soft_wrap=True)
+
+
+def _say_depth(say: Callable[[str], None], one: Attached | Plan) -> None:
+    """What was found, how deep that lets us look, and why not deeper."""
+    for sentence in about(one.found):
+        say(sentence)
+    say(f"depth: {one.depth}")
+    if one.reason:
+        say(f"  not deeper: {one.reason}")
+    if one.fix:
+        say(f"  fix: {one.fix}")
+
+
+def show_attached(attached: Attached, console: Console, receiver: Receiver | None = None) -> None:
+    """How deep we got and why, and where; where the server's own spans are waited for."""
+    from tokentrace.attach.own_spans import advice
+
+    say = _speaker(console)
+    _say_depth(say, attached)
+    for one in attached.inside:
+        how = f"agent put in ({one.way})" if one.way else "agent was waiting"
+        held = f", one thread held for {duration(one.held_ns)}" if one.held_ns else ""
+        say(f"  {_named(one.process)}: {how}{held}")
+    for note in attached.notes:
+        say(f"  note: {note}")
+    if receiver is not None:
+        say(f"  its own spans of this request are taken at {receiver.where}")
+    for note in advice(attached.found, attached.depth, receiver):
+        say(f"  note: {note}")
+    say("")
+
+
+def about(found: Found) -> list[str]:
+    """One line on what was found."""
+    engine = {"vllm": "vLLM", "tokentrace": "the local engine"}.get(found.engine, "an unknown engine")
+    version = found.version or "version unknown: only functions that are found by name are watched"
+    if not found.processes:
+        version = found.version or "version unknown"
+    where = f" at {found.base_url}" if found.base_url else ""
+    count = f", {plural(len(found.processes), 'process', 'processes')}" if found.processes else ""
+    return [f"{engine} ({version}){where}{count}"]
+
+
+def _named(process: Any) -> str:
+    role = {"api": "API server", "engine": "engine core", "worker": "worker", "single": "server"}[process.role]
+    rank = f" {process.rank}" if process.rank else ""
+    return f"{role}{rank} (process {process.pid}, Python {process.python or 'unknown'})"
+
+
+def show_plan(plan: Plan, console: Console, *, as_json: bool) -> None:
+    """What would be done, as text or as JSON."""
+    if as_json:
+        import orjson
+
+        click.echo(orjson.dumps(plan.to_json(), option=orjson.OPT_INDENT_2).decode())
+        return
+
+    say = _speaker(console)
+    _say_depth(say, plan)
+    say("processes:" if plan.processes else "processes: none that can be looked into")
+    for one in plan.processes:
+        way = {"waits": "an agent waits there", "": "left alone"}.get(one.way, f"an agent would be put in ({one.way})")
+        say(f"  {_named(one.process)}: {way}{': ' + one.reason if one.reason else ''}")
+    if plan.wraps:
+        say("would wrap, and put back at the end:")
+        for role, targets in plan.wraps.items():
+            say(f"  {role}: {plural(len(targets), 'function')}")
+            for target in targets:
+                say(f"    {target}")
+    else:
+        say("would wrap: nothing")
+    say("layers:")
+    for layer in plan.layers:
+        say(f"  {layer.number} {layer.title}: {'seen' if layer.seen else 'unseen'}: {layer.what}")
+        if layer.fix and not layer.seen:
+            say(f"      to see it: {layer.fix}")
