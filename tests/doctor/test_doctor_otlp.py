@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import grpc
@@ -14,6 +18,7 @@ from support.otlp_receiver import Fault, OtlpReceiver
 from tokentrace.doctor import Diagnosis
 
 PLUMBING = frozenset((0,))
+COMMAND = [sys.executable, "-c", "from tokentrace.cli import main; main()"]
 
 
 def plumbing(folder: Path, **environ: str) -> Diagnosis:
@@ -89,6 +94,75 @@ def test_settings_that_cannot_be_used(tmp_path: Path) -> None:
     for environ in ({"ENDPOINT": "nonsense://x"}, {"ENDPOINT": "http://h", "PROTOCOL": "http/json"}):
         found = plumbing(tmp_path, **environ)
         assert found.verdict.check == "TT001" and "OTEL_EXPORTER_OTLP_" in found.verdict.cause
+
+
+def offline(**environ: str) -> Diagnosis:
+    return look(None, environ=environ, layers=PLUMBING, offline=True)
+
+
+@pytest.mark.parametrize(
+    ("environ", "status", "words"),
+    [
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "None"}, "fail", "a value that was not set"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4318"}, "warn", "no scheme and is read as https://collector:4318"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:4318", "OTEL_EXPORTER_OTLP_HEADERS": "canary-broken"}, "warn",
+         "OTEL_EXPORTER_OTLP_HEADERS has no = in it"),
+        ({"OTEL_EXPORTER_OTLP_HEADERS": "canary-broken"}, "warn", "OTEL_EXPORTER_OTLP_HEADERS has no = in it"),
+        ({"OTEL_EXPORTER_OTLP_TIMEOUT": "soon"}, "warn", "which is not a time"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:4318", "OTEL_EXPORTER_OTLP_TIMEOUT": "soon"}, "fail", "not a time"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:4318", "OTEL_EXPORTER_OTLP_PROTOCOL": "carrier-pigeon"}, "fail",
+         "'carrier-pigeon', which is not supported"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:4318", "OTEL_SDK_DISABLED": "true"}, "warn", "nothing is sent"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:4318", "OTEL_SDK_DISABLED": "1"}, "warn", "counts as false"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:4318", "OTEL_TRACES_SAMPLER": "traceidratio",
+          "OTEL_TRACES_SAMPLER_ARG": "0.25"}, "warn", "only 25% of all traces"),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "skip", "although OTEL_EXPORTER_OTLP_PROTOCOL is"),
+    ],
+)  # fmt: skip
+def test_every_broken_variable_has_one_sentence(environ: dict[str, str], status: str, words: str) -> None:
+    found = offline(**environ)
+    results = [r for r in found.examination.results if r.id == "TT001"]
+    assert [r.status for r in results] == [status] and words in results[0].detail, results
+    assert status == "skip" or results[0].fix
+    assert "canary" not in everything(found)
+
+
+def test_run_says_what_the_doctor_says(tmp_path: Path) -> None:
+    """The sending command and the doctor read one set of settings."""
+    for name, value in (("ENDPOINT", "None"), ("PROTOCOL", "carrier-pigeon"), ("TIMEOUT", "soon")):
+        env = {f"OTEL_EXPORTER_OTLP_{name}": value}
+        told = offline(**{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", **env})
+        run = subprocess.run(
+            [*COMMAND, "run", "Hi", "--url", "http://127.0.0.1:9/v1", "--otlp", ""],
+            capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+            env={**os.environ, "HOME": str(tmp_path), "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", **env},
+        )  # fmt: skip
+        assert run.returncode == 2 and told.verdict.cause in run.stderr, (told.verdict, run.stderr)
+
+
+@pytest.mark.parametrize(
+    ("parent", "words"),
+    [
+        ("garbage", "another form"),
+        ("00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01", "capital letters"),
+        (f"00-{'0' * 32}-b7ad6b7169203331-01", "zeros"),
+        ("ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "version is ff"),
+        ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more", "longer"),
+        (" 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "spaces"),
+        ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331", "another form"),
+    ],
+)
+def test_a_traceparent_that_nobody_can_read(parent: str, words: str) -> None:
+    found = offline(TRACEPARENT=parent)
+    result = next(r for r in found.examination.results if r.id == "TT004")
+    assert result.status == "warn" and words in result.detail and "unset TRACEPARENT" in result.fix
+
+
+def test_times_in_sentences_are_round(tmp_path: Path) -> None:
+    with ScriptedServer() as server:
+        server.otherwise(Answer(200, {}, [WAIT], before=60))
+        told = plumbing(tmp_path, ENDPOINT=server.url).verdict.cause
+    assert "no answer within" in told and not re.search(r"\d\.\d{3,}", told), told
 
 
 def test_a_trace_that_is_dropped_and_a_store_that_cannot_be_written() -> None:

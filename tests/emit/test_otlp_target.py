@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokentrace.emit.otlp_target import OtlpTarget, configured
+from tokentrace.emit.otlp_target import OtlpTarget, configured, mentioned
 from tokentrace.errors import ConfigError
 
 P = "OTEL_EXPORTER_OTLP_"
@@ -77,6 +77,14 @@ def test_the_other_settings() -> None:
         ({"COMPRESSION": "zstd"}, "COMPRESSION"),
         ({"HEADERS": "key=geheim%0Ax"}, "HEADERS"),
         ({"HEADERS": "a b=geheim"}, "HEADERS"),
+        ({"HEADERS": "Authorization: Basic geheim=="}, "HEADERS"),
+        ({"ENDPOINT": "None"}, "ENDPOINT"),
+        ({"ENDPOINT": "'null'"}, "ENDPOINT"),
+        ({"ENDPOINT": '"http://c:4318"'}, "ENDPOINT"),
+        ({"ENDPOINT": "http://c :4318"}, "ENDPOINT"),
+        ({"ENDPOINT": "http://[::1"}, "ENDPOINT"),
+        ({"ENDPOINT": "http://c:99999"}, "ENDPOINT"),
+        ({"TIMEOUT": "None"}, "TIMEOUT"),
     ],
 )
 def test_an_unusable_setting_is_named_and_no_value_of_a_header_shown(environ: dict[str, str], names: str) -> None:
@@ -84,6 +92,66 @@ def test_an_unusable_setting_is_named_and_no_value_of_a_header_shown(environ: di
         OtlpTarget.from_env(environ={P + key: value for key, value in environ.items()})
     assert caught.value.fix
     assert "geheim" not in str(caught.value) + caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("given", "environ", "message", "fix"),
+    [
+        ("", {"HEADERS": "geheim"}, "HEADERS has no = in it", "key=value"),
+        ("", {"HEADERS": "a=1,geheim"}, "HEADERS (part 2 of 2) has no = in it", "key=value"),
+        ("", {"HEADERS": "=geheim"}, "no name before its =", "key=value"),
+        ("", {"HEADERS": 'x-key="geheim"'}, "a value in quotes", "quotes"),
+        (
+            "",
+            {"ENDPOINT": "c:4318"},
+            "ENDPOINT has no scheme and is read as https://c:4318; most",
+            "https:// before it",
+        ),
+        ("", {"ENDPOINT": "c:4317"}, "ENDPOINT has no scheme and is read as https://c:4317", "http:// if that"),
+        ("localhost:4318", {}, "--otlp has no scheme", "http:// before it"),
+        ("", {"ENDPOINT": "http://c"}, "no port, so traces go to port 80 of c", ":4318"),
+        ("", {"ENDPOINT": "http://c:4317", "PROTOCOL": "http/protobuf"}, "usual port of gRPC", "4318"),
+        ("", {"ENDPOINT": "http://c:4318", "PROTOCOL": "grpc"}, "usual port of HTTP", "4317"),
+        ("", {"ENDPOINT": "http://c:4317/v1/traces"}, "has a path, and over grpc none is used", "leave the path out"),
+        ("", {"TRACES_ENDPOINT": "http://c:4318"}, "does not end in /v1/traces", "end it in /v1/traces"),
+        ("", {"ENDPOINT": "http://c:4318/v1/traces"}, "append /v1/traces once more", "TRACES_ENDPOINT"),
+        ("", {"INSECURE": "yes"}, "counts as false", "true or false"),
+    ],
+)
+def test_what_can_be_used_and_is_odd_is_remarked(given: str, environ: dict[str, str], message: str, fix: str) -> None:
+    found = OtlpTarget.from_env(given, {P + key: value for key, value in environ.items()}).remarks
+    assert len(found) == 1, found
+    assert message in found[0].message and fix in found[0].fix, found
+    assert "geheim" not in str(found[0])
+
+
+def test_switches_that_do_not_switch_are_remarked() -> None:
+    for name, value in (("OTEL_SDK_DISABLED", "1"), ("OTEL_TRACES_SAMPLER", "sometimes")):
+        target = OtlpTarget.from_env("http://c:4318", {name: value})
+        assert not target.disabled and [name in str(one) for one in target.remarks] == [True]
+    assert OtlpTarget.from_env("http://c:4318", {"OTEL_SDK_DISABLED": "TRUE"}).disabled
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"ENDPOINT": "http://c:4318"},
+        {"ENDPOINT": "http://c:4317"},
+        {"ENDPOINT": "https://c/otlp", "HEADERS": "authorization=Bearer%20abc=, x=y,"},
+        {"TRACES_ENDPOINT": "http://c:4318/v1/traces", "PROTOCOL": "http/protobuf", "INSECURE": "true"},
+    ],
+)
+def test_sound_settings_get_no_remark(environ: dict[str, str]) -> None:
+    target = OtlpTarget.from_env("", {P + key: value for key, value in environ.items()})
+    assert target.remarks == () and not target.disabled
+
+
+def test_variables_of_other_signals_are_no_matter_of_traces() -> None:
+    names = ("HEADERS", "LOGS_ENDPOINT", "METRICS_PROTOCOL", "TRACES_TIMEOUT", "PROTOCOL")
+    assert mentioned({P + name: "x" for name in names} | {P + "TIMEOUT": " "}) == [
+        P + "HEADERS", P + "PROTOCOL", P + "TRACES_TIMEOUT",
+    ]  # fmt: skip
 
 
 def test_neither_password_nor_query_is_shown() -> None:

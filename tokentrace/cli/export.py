@@ -30,7 +30,10 @@ def command(trace: str, target: str, endpoint: str | None, out: str | None) -> N
         from tokentrace.emit.otlp_send import send
         from tokentrace.emit.otlp_target import OtlpTarget
 
-        delivery = send(loaded, OtlpTarget.from_env(endpoint or ""))
+        receiver = OtlpTarget.from_env(endpoint or "")
+        for remark in receiver.remarks:
+            click.echo(f"warning: {remark}", err=True)
+        delivery = send(loaded, receiver)
         click.echo(f"produced {delivery.produced}, accepted {delivery.accepted}, did not arrive {delivery.rejected}")
         if not delivery.ok:
             raise ExportError(delivery.message, fix=delivery.fix)

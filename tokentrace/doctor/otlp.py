@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from tokentrace.doctor.check import Check, Result, Situation, fail, ok, skip, unknown, warn
-from tokentrace.emit.otlp_target import GRPC, HTTP, PATH, OtlpTarget, configured
+from tokentrace.doctor.check import Check, Result, Situation, fail, ok, skip, warn
+from tokentrace.emit.otlp_target import OtlpTarget, configured, mentioned
 from tokentrace.errors import ConfigError
 from tokentrace.model import IdSource, Trace
+from tokentrace.wording import listed
 
 _SECONDS = 6.0
 
@@ -29,34 +30,32 @@ def _settings(s: Situation) -> Iterable[Result]:
         yield fail("TT001", str(error), error.fix)
         return
     if target is None:
-        yield skip("TT001", "no OTLP receiver is set (OTEL_EXPORTER_OTLP_ENDPOINT)")
+        yield _without_endpoint(s)
         return
     told = f"traces go to {target.shown} over {target.protocol}"
-    port = urlsplit(target.endpoint).port
     if target.disabled:
         yield warn("TT001", f"{told}, but nothing is sent: {target.disabled}", "unset that variable")
-    elif target.protocol == HTTP and port == 4317:
-        yield warn(
-            "TT001",
-            f"{told}, and 4317 is the usual port of gRPC",
-            "use port 4318 for http/protobuf, or set OTEL_EXPORTER_OTLP_PROTOCOL=grpc",
-        )
-    elif target.protocol == GRPC and port == 4318:
-        yield warn(
-            "TT001",
-            f"{told}, and 4318 is the usual port of HTTP",
-            "use port 4317 for grpc, or set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf",
-        )
-    elif target.protocol == HTTP and not urlsplit(target.endpoint).path.rstrip("/").endswith(PATH):
-        yield warn(
-            "TT001",
-            f"{told}, whose path does not end in {PATH}",
-            f"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is used as it is: end it in {PATH}",
-        )
-    elif target.ratio < 1:
+    for remark in target.remarks:
+        yield warn("TT001", remark.message, remark.fix, told)
+    if target.ratio < 1:
         yield warn("TT001", f"{told}, but only {target.ratio:.0%} of all traces (sampler)", "unset OTEL_TRACES_SAMPLER")
-    else:
+    if not (target.disabled or target.remarks or target.ratio < 1):
         yield ok("TT001", told)
+
+
+def _without_endpoint(s: Situation) -> Result:
+    """No receiver is set; other variables of it may still trip a command that is given one (--otlp)."""
+    others = mentioned(s.environ)
+    none = "no OTLP receiver is set (OTEL_EXPORTER_OTLP_ENDPOINT)"
+    if not others:
+        return skip("TT001", none)
+    try:
+        remarks = OtlpTarget.from_env("", s.environ).remarks
+    except ConfigError as error:
+        return warn("TT001", f"{none}, and with --otlp it would not work: {error}", error.fix)
+    if remarks:
+        return warn("TT001", f"{none}; with --otlp: {remarks[0].message}", remarks[0].fix, *map(str, remarks[1:]))
+    return skip("TT001", f"{none}, although {listed(others)} {'is' if len(others) == 1 else 'are'}")
 
 
 def _delivery(s: Situation) -> Iterable[Result]:
@@ -90,7 +89,6 @@ def _said(message: str) -> str:
 
 
 def _test_trace() -> Trace:
-
     trace = Trace(IdSource().trace_id())
     now = time.time_ns()
     trace.add("tokentrace doctor test span", 0, now, now + 1_000, -1, {"tokentrace.doctor": True})
@@ -114,29 +112,48 @@ def _store(s: Situation) -> Iterable[Result]:
 
 
 def _joined(s: Situation) -> Iterable[Result]:
-    parent = s.environ.get("TRACEPARENT", "").strip()
-    if not parent:
+    parent = s.environ.get("TRACEPARENT", "")
+    if not parent.strip():
         yield skip("TT004", "TRACEPARENT is not set")
-    elif parent.count("-") == 3 and len(parent) == 55:
-        sampled = parent.endswith(("1", "3", "5", "7", "9", "b", "d", "f"))
-        if sampled:
-            yield ok("TT004", "TRACEPARENT is set, and its trace is sampled")
-        else:
-            yield warn(
-                "TT004",
-                "TRACEPARENT says that its trace is not sampled: services after it will drop their spans",
-                "unset TRACEPARENT, or set its last two digits to 01",
-            )
+    elif why := _malformed(parent):
+        yield warn(
+            "TT004",
+            f"TRACEPARENT is set and is no traceparent ({why}): programs that read it begin a trace of their own",
+            "unset TRACEPARENT, or set it to 00-, 32 digits of the trace, -, 16 of the span, -01 (all lower-case hex)",
+        )
+    elif int(parent.split("-")[3], 16) & 1:
+        yield ok("TT004", "TRACEPARENT is set, and its trace is sampled")
     else:
-        yield unknown("TT004", "TRACEPARENT is set and has no known form", "unset it")
+        yield warn(
+            "TT004",
+            "TRACEPARENT says that its trace is not sampled: services after it will drop their spans",
+            "unset TRACEPARENT, or set its last two digits to 01",
+        )
+
+
+_PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+
+
+def _malformed(parent: str) -> str:
+    """Why it is no traceparent as W3C Trace Context defines it (3.2.2), "" when it is one."""
+    found = _PARENT.fullmatch(parent)
+    if found is None:
+        if _PARENT.fullmatch(parent.strip()):
+            return "it has spaces around it"
+        return "it has capital letters" if _PARENT.fullmatch(parent.lower()) else "it has another form"
+    version, trace, span, _, more = found.groups()
+    if version == "ff" or (version == "00" and more):
+        return "its version is ff" if version == "ff" else "it is longer than version 00 has it"
+    return "its ids are zeros" if not trace.strip("0") or not span.strip("0") else ""
 
 
 CHECKS = (
     Check(
         "TT001",
         "OTLP settings",
-        "The variables that name the OTLP receiver fit together: endpoint, protocol, port, path, sampler.",
-        "OTEL_EXPORTER_OTLP_*, OTEL_SDK_DISABLED, OTEL_TRACES_SAMPLER; headers by name only",
+        "The variables that name the OTLP receiver can be used and fit together: endpoint, protocol, port, path, "
+        "headers, times, sampler. A command that sends a trace says the same of them.",
+        "OTEL_EXPORTER_OTLP_*, OTEL_SDK_DISABLED, OTEL_TRACES_SAMPLER; no value of a header is shown",
         "Port 4318 with /v1/traces for http/protobuf, port 4317 without a path for grpc.",
         _settings,
     ),
@@ -162,8 +179,8 @@ CHECKS = (
     Check(
         "TT004",
         "inherited trace",
-        "A TRACEPARENT in the environment does not say that its trace is dropped.",
-        "the last two digits of TRACEPARENT",
+        "A TRACEPARENT in the environment has the form that others read, and does not say that its trace is dropped.",
+        "TRACEPARENT: its form, its ids and its last two digits",
         "Unset TRACEPARENT.",
         _joined,
     ),

@@ -20,6 +20,7 @@ from tokentrace.emit._otlp_outcome import (
     from_response,
     proxy_fix,
     proxy_variable,
+    seconds,
     short,
 )
 from tokentrace.emit.otlp_target import OtlpTarget
@@ -97,7 +98,7 @@ class GrpcTransport(Transport):
         if code == "DEADLINE_EXCEEDED":
             return Outcome(
                 RETRY,
-                f"gave no answer within {timeout_s:g} s, so the spans may or may not be there",
+                f"gave no answer within {seconds(timeout_s)}, so the spans may or may not be there",
                 fix="raise OTEL_EXPORTER_OTLP_TIMEOUT, or send again later",
             )
         if code == "RESOURCE_EXHAUSTED":

@@ -23,6 +23,7 @@ from tokentrace.emit._otlp_outcome import (
     from_response,
     proxy_fix,
     proxy_variable,
+    seconds,
     short,
 )
 from tokentrace.emit.otlp_target import PATH, OtlpTarget
@@ -73,10 +74,10 @@ class HttpTransport(Transport):
                 return self._judge(response, bytes(answer))
         except httpx.TimeoutException as error:
             if isinstance(error, httpx.ConnectTimeout):
-                return Outcome(RETRY, f"did not take a connection within {timeout_s:g} s", fix=self._fix_address())
+                return Outcome(RETRY, f"did not take a connection within {seconds(timeout_s)}", fix=self._fix_address())
             return Outcome(
                 RETRY,
-                f"gave no answer within {timeout_s:g} s, so the spans may or may not be there",
+                f"gave no answer within {seconds(timeout_s)}, so the spans may or may not be there",
                 fix="raise OTEL_EXPORTER_OTLP_TIMEOUT, or send again later",
             )
         except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
@@ -155,8 +156,8 @@ class HttpTransport(Transport):
 
     def _fix_path(self) -> str:
         if self._target.endpoint.rstrip("/").endswith(PATH):
-            return "check the address: an OTLP receiver takes traces over HTTP at …:4318/v1/traces"
-        return f"the path must end in {PATH}: OTEL_EXPORTER_OTLP_ENDPOINT appends it, …_TRACES_ENDPOINT does not"
+            return "check the address: an OTLP receiver takes traces over HTTP at port 4318, path /v1/traces"
+        return f"the path must end in {PATH}: OTEL_EXPORTER_OTLP_ENDPOINT appends it, its TRACES_ENDPOINT does not"
 
 
 def tls_fix(text: str, target: OtlpTarget) -> str:

@@ -39,7 +39,7 @@ class Unusable(Exception):
 def bad_certificate(error: Exception) -> Unusable:
     return Unusable(
         f"a certificate file cannot be used ({short(str(error))})",
-        "correct OTEL_EXPORTER_OTLP_CERTIFICATE, …_CLIENT_CERTIFICATE or …_CLIENT_KEY",
+        "correct OTEL_EXPORTER_OTLP_CERTIFICATE, _CLIENT_CERTIFICATE or _CLIENT_KEY",
     )
 
 
@@ -82,6 +82,11 @@ def from_response(response: Any) -> Outcome:
 
 def _said(text: str) -> str:
     return f" ({short(text)})" if text else ""
+
+
+def seconds(value: float) -> str:
+    """For sentences: 10 s, 4.9 s, 0.05 s."""
+    return f"{value:.0f} s" if value >= 10 else f"{round(value, 1 if value >= 1 else 2):g} s"
 
 
 def short(text: str, limit: int = 200) -> str:

@@ -18,14 +18,19 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from tokentrace.emit._resource import parse_pairs
+from tokentrace.emit.otlp_remarks import GRPC, PATH, Remark, Setting, remarks
 from tokentrace.errors import ConfigError
 
+__all__ = ["GRPC", "HTTP", "PATH", "OtlpTarget", "Remark", "configured", "mentioned"]
+
 PREFIX = "OTEL_EXPORTER_OTLP_"
-HTTP, GRPC = "http/protobuf", "grpc"
-PATH = "/v1/traces"
+HTTP = "http/protobuf"
+#: What programs write where a value is not set.
+_UNSET = ("none", "null", "nil", "undefined", "nan")
+_LIKE = "write it like http://localhost:4318"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ class OtlpTarget:
     disabled: str = ""  # why nothing may be sent
     ratio: float = 1.0  # share of traces to send, by trace id
     source: str = "the endpoint"  # where the endpoint was set, for advice
+    remarks: tuple[Remark, ...] = ()  # what is odd about the settings, although they can be used
 
     @property
     def secure(self) -> bool:
@@ -70,12 +76,16 @@ class OtlpTarget:
         Raises ConfigError, which names the variable and never a header's value.
         """
         env = os.environ if environ is None else environ
-        protocol, full = _endpoint(env, endpoint)
+        given = Setting("--otlp", endpoint.strip())
+        if not given.text:
+            given = Setting(_named(env, "ENDPOINT"), _setting(env, "ENDPOINT"))
+        protocol, full = _endpoint(env, given)
         disabled, ratio = _sampling(env)
+        headers = Setting(_named(env, "HEADERS"), _setting(env, "HEADERS"))
         return cls(
             endpoint=full,
             protocol=protocol,
-            headers=_headers(env),
+            headers=_headers(headers),
             certificate=_setting(env, "CERTIFICATE"),
             client_certificate=_setting(env, "CLIENT_CERTIFICATE"),
             client_key=_setting(env, "CLIENT_KEY"),
@@ -83,13 +93,20 @@ class OtlpTarget:
             timeout_s=_timeout(env),
             disabled=disabled,
             ratio=ratio,
-            source="the endpoint given" if endpoint.strip() else _named(env, "ENDPOINT"),
+            source=given.source if given.is_variable else "the endpoint given",
+            remarks=remarks(env, given, full, protocol, headers),
         )
 
 
 def configured(environ: Mapping[str, str] | None = None) -> bool:
     """Does the environment name an OTLP endpoint?"""
     return bool(_setting(os.environ if environ is None else environ, "ENDPOINT"))
+
+
+def mentioned(environ: Mapping[str, str]) -> list[str]:
+    """The OTLP variables that are set, of those that matter to traces; sorted names."""
+    return sorted(n for n, v in environ.items() if n.startswith(PREFIX) and v.strip()
+                  and not n.startswith((f"{PREFIX}METRICS_", f"{PREFIX}LOGS_")))  # fmt: skip
 
 
 def _setting(env: Mapping[str, str], name: str) -> str:
@@ -102,14 +119,15 @@ def _named(env: Mapping[str, str], name: str) -> str:
     return specific if env.get(specific, "").strip() else PREFIX + name
 
 
-def _endpoint(env: Mapping[str, str], given: str) -> tuple[str, str]:
-    text = given.strip() or _setting(env, "ENDPOINT")
-    source = "--otlp" if given.strip() else _named(env, "ENDPOINT")
+def _endpoint(env: Mapping[str, str], given: Setting) -> tuple[str, str]:
+    """(protocol, the full address). Raises ConfigError."""
+    text, source = given.text, given.source
     protocol = _setting(env, "PROTOCOL").lower()
     if protocol not in ("", HTTP, GRPC):
         raise ConfigError(
-            f"{_named(env, 'PROTOCOL')} is {protocol!r}, which is not supported", fix=f"set it to {HTTP} or {GRPC}"
+            f"{_named(env, 'PROTOCOL')} is {protocol[:40]!r}, which is not supported", fix=f"set it to {HTTP} or {GRPC}"
         )
+    _check_form(given)
     if text.startswith("grpc://"):
         protocol, text = protocol or GRPC, "http://" + text.removeprefix("grpc://")
     if not protocol:
@@ -118,16 +136,15 @@ def _endpoint(env: Mapping[str, str], given: str) -> tuple[str, str]:
         return protocol, "http://localhost:4317" if protocol == GRPC else f"http://localhost:4318{PATH}"
     if "://" not in text:
         text = f"{_scheme_for_bare(env, protocol, text)}://{text}"
-    parts = urlsplit(text)
+    parts = _split(text, source)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        shown = re.sub(r"(//)[^/@]*@|\?.*", r"\1", text)  # a password or a query may be a key
-        raise ConfigError(f"{source} is {shown!r}, which is not a URL", fix="write it like http://localhost:4318")
+        raise ConfigError(f"{source} is {_shown(text)!r}, which is not a URL", fix=_LIKE)
     if protocol == GRPC:
         port = _port(text, source) or 4317
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         return protocol, f"{parts.scheme}://{host}:{port}"
     path = parts.path
-    if not given.strip() and env.get(f"{PREFIX}TRACES_ENDPOINT", "").strip():
+    if source == f"{PREFIX}TRACES_ENDPOINT":
         path = path or "/"
     elif not path.rstrip("/").endswith(PATH):
         path = path.rstrip("/") + PATH
@@ -135,11 +152,37 @@ def _endpoint(env: Mapping[str, str], given: str) -> tuple[str, str]:
     return protocol, urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
 
 
+def _check_form(given: Setting) -> None:
+    """Raises ConfigError for what no program could have meant as an address."""
+    text, source = given.text, given.source
+    bare = text.strip("\"'`").strip()
+    if bare.lower() in _UNSET:
+        raise ConfigError(f"{source} is {text!r}, which is a value that was not set", fix=f"unset it, or {_LIKE}")
+    if text and bare != text:
+        raise ConfigError(
+            f"{source} is {_shown(text)!r}: the quotes are part of it", fix=f"set it without them: {_shown(bare)}"
+        )
+    if re.search(r"\s", text):
+        raise ConfigError(f"{source} is {_shown(text)!r}, with a space or a line break inside", fix=_LIKE)
+
+
+def _shown(text: str) -> str:
+    """Without what may be a key: a password or a query."""
+    return re.sub(r"(//)[^/@]*@|\?.*", r"\1", text)[:200]
+
+
+def _split(text: str, source: str) -> SplitResult:
+    try:
+        return urlsplit(text)
+    except ValueError as error:  # an unclosed [ of an IPv6 address
+        raise ConfigError(f"{source} is {_shown(text)!r}, which is not a URL ({error})", fix=_LIKE) from error
+
+
 def _port(text: str, source: str) -> int | None:
     try:
         return urlsplit(text if "://" in text else f"//{text}").port
     except ValueError as error:
-        raise ConfigError(f"{source} has no usable port: {error}", fix="write it like http://localhost:4318") from error
+        raise ConfigError(f"{source} has no usable port: {error}", fix=_LIKE) from error
 
 
 def _scheme_for_bare(env: Mapping[str, str], protocol: str, text: str) -> str:
@@ -152,13 +195,16 @@ def _scheme_for_bare(env: Mapping[str, str], protocol: str, text: str) -> str:
     return "http" if host in ("localhost", "127.0.0.1", "::1") else "https"
 
 
-def _headers(env: Mapping[str, str]) -> dict[str, str]:
-    found = {key.lower(): value for key, value in parse_pairs(_setting(env, "HEADERS")).items()}
+def _headers(given: Setting) -> dict[str, str]:
+    found = {key.lower(): value for key, value in parse_pairs(given.text).items()}
     for key, value in found.items():
-        named = key.replace("-", "").replace("_", "").replace(".", "")
-        if not (named.isalnum() and named.isascii()) or not value.isprintable() or not value.isascii():
+        token = key.replace("-", "").replace("_", "").replace(".", "")
+        named = token.isalnum() and token.isascii()
+        if not named or not value.isprintable() or not value.isascii():
+            # A name with other characters may be a whole header with its key: it is not shown.
+            which = f"the header {key!r}, whose value" if named else "a header whose name"
             raise ConfigError(
-                f"{_named(env, 'HEADERS')} holds the header {key!r}, whose name or value cannot be sent",
+                f"{given.source} holds {which} cannot be sent",
                 fix="write it as key=value,key=value, with other characters percent-encoded",
             )
     return found
@@ -168,7 +214,7 @@ def _compression(env: Mapping[str, str]) -> bool:
     value = _setting(env, "COMPRESSION").lower()
     if value not in ("", "none", "gzip"):
         raise ConfigError(
-            f"{_named(env, 'COMPRESSION')} is {value!r}, which is not supported", fix="set it to gzip or none"
+            f"{_named(env, 'COMPRESSION')} is {value[:40]!r}, which is not supported", fix="set it to gzip or none"
         )
     return value == "gzip"
 
@@ -183,7 +229,7 @@ def _timeout(env: Mapping[str, str]) -> float:
         value = -1.0
     if not 0 < value < float("inf"):
         raise ConfigError(
-            f"{_named(env, 'TIMEOUT')} is {text!r}, which is not a time", fix="set it to seconds, like 10"
+            f"{_named(env, 'TIMEOUT')} is {text[:40]!r}, which is not a time", fix="set it to seconds, like 10"
         )
     return value / 1000 if value >= 1000 else value
 
@@ -203,5 +249,7 @@ def _sampling(env: Mapping[str, str]) -> tuple[str, float]:
     except ValueError:
         ratio = -1.0
     if not 0 <= ratio <= 1:
-        raise ConfigError(f"OTEL_TRACES_SAMPLER_ARG is {text!r}, which is not a share", fix="set it between 0 and 1")
+        raise ConfigError(
+            f"OTEL_TRACES_SAMPLER_ARG is {text[:40]!r}, which is not a share", fix="set it between 0 and 1"
+        )
     return "", ratio
