@@ -33,8 +33,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+#: File systems that the kernel makes up: nobody can make a file there, although root's rights say so.
+PSEUDO = frozenset((
+    "proc", "sysfs", "cgroup", "cgroup2", "debugfs", "tracefs", "securityfs", "devpts", "bpf", "pstore", "configfs",
+    "efivarfs", "mqueue", "fusectl", "binfmt_misc", "nsfs", "selinuxfs", "rpc_pipefs",
+))  # fmt: skip
 MAX_FILES = 20_000
 MAX_SECONDS = 1.0
+
+RELATIVE = "a relative path: it depends on the folder the server was started in"
 
 Env = Mapping[str, str]
 
@@ -123,6 +130,7 @@ class _Rule:
     below: str = ""  # the folder below the variable's value
     disabled: Callable[[Env], str] = lambda env: ""
     used: Callable[[Env], bool] = lambda env: True  # caches that are off unless asked for are told only then
+    expands: bool = False  # ~ at the beginning of the variable's value
 
 
 _RULES = (
@@ -130,7 +138,7 @@ _RULES = (
           disabled=lambda env: _off(env, "TORCHINDUCTOR_FORCE_DISABLE_CACHES", _YES)),
     _Rule("triton", "TRITON_CACHE_DIR", _triton),
     _Rule("vLLM", "VLLM_CACHE_ROOT", lambda env: str(Path(_cache_home(env), "vllm")),
-          disabled=lambda env: _off(env, "VLLM_DISABLE_COMPILE_CACHE", _YES)),
+          disabled=lambda env: _off(env, "VLLM_DISABLE_COMPILE_CACHE", _YES), expands=True),
     _Rule("CUDA", "CUDA_CACHE_PATH", lambda env: str(Path(_home(env), ".nv", "ComputeCache")),
           disabled=lambda env: _off(env, "CUDA_CACHE_DISABLE", _YES)),
     _Rule("HIP", "AMD_COMGR_CACHE_DIR", lambda env: str(Path(_cache_home(env), "comgr_cache")),
@@ -179,13 +187,15 @@ def cache_folders(
         if not rule.used(env):
             continue
         value = env.get(rule.variable, "")
+        if rule.expands and value.startswith("~/"):
+            value = str(Path(_home(env), value[2:]))
         given = str(Path(value, rule.below)) if value else ""
         path = given or rule.default(env)
         folder = CacheFolder(
             rule.compiler, rule.variable, "environment" if given else "default", path, disabled=rule.disabled(env)
         )
         if not Path(path).is_absolute():
-            folder.problem = "a relative path: it depends on the folder the server was started in"
+            folder.problem = RELATIVE
         else:
             folder.filesystem, folder.read_only = _filesystem(path, table)
             _look(folder, user, Path(root, path.lstrip("/")) if root != "/" else Path(path), max_files, max_seconds)
@@ -275,12 +285,14 @@ def _can_write(folder: CacheFolder, path: Path, user: User | None) -> None:
     folder.owner = facts.st_uid
     room = os.statvfs(place)
     folder.read_only = folder.read_only or bool(room.f_flag & os.ST_RDONLY)
-    folder.free_bytes = room.f_bavail * room.f_frsize
+    folder.free_bytes = room.f_bavail * room.f_frsize if room.f_blocks else None
     shares = [room.f_bavail / room.f_blocks] if room.f_blocks else []
     folder.free_share = min([*shares, room.f_favail / room.f_files] if room.f_files else shares, default=None)
     name = folder.path if place == path else _told(folder.path, path, place)
     if not place.is_dir():
         folder.writable, folder.why_not = False, f"{name} is no folder"
+    elif folder.filesystem in PSEUDO:
+        folder.writable, folder.why_not = False, f"it lies on {folder.filesystem}, where no file can be made"
     elif folder.read_only:
         folder.writable, folder.why_not = False, "it lies on a file system that is mounted read-only"
     elif user is None:

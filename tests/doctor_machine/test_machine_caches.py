@@ -87,6 +87,57 @@ def test_a_cache_on_the_real_memory_file_system() -> None:
         folder.rmdir()
 
 
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no tmpfs at /dev/shm")
+def test_an_empty_cache_in_memory_is_told_before_anything_is_lost() -> None:
+    folder = Path("/dev/shm", f"tokentrace-empty-{os.getpid()}")
+    for made in (False, True):
+        if made:
+            folder.mkdir()
+        try:
+            result = look({"HOME": "/nonexistent", "TRITON_CACHE_DIR": str(folder)})["TT202"]
+        finally:
+            if made:
+                folder.rmdir()
+        assert result.status == "warn" and "will compile lies on tmpfs" in result.detail, result
+        assert "TRITON_CACHE_DIR" in result.fix or str(folder) in result.fix
+
+
+def test_a_variable_that_leads_into_a_containers_own_layer_is_told_while_it_is_empty(machine: Machine) -> None:
+    machine.write("/proc/self/mountinfo", "22 1 0:21 / / rw - overlay overlay rw\n")
+    seen = machine.view(environ={"HOME": "/home/me", "TRITON_CACHE_DIR": "/cache/tri"})
+    result = by_id(caches.look(situation(), seen))["TT202"]
+    assert result.status == "warn" and "triton" in result.detail and len(result.evidence) == 1
+
+
+def test_a_relative_folder_is_a_warning_and_no_failure(tmp_path: Path) -> None:
+    result = look({"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "VLLM_CACHE_ROOT": "cache/vllm"})["TT201"]
+    assert result.status == "warn" and not result.explains
+    assert "VLLM_CACHE_ROOT=cache/vllm is a relative path" in result.detail
+    assert result.fix == "export VLLM_CACHE_ROOT=/var/tmp/vLLM"
+    # Beside a folder that breaks the start it is one of them.
+    both = look({"HOME": "/dev/null", "TMPDIR": str(tmp_path), "VLLM_CACHE_ROOT": "cache/vllm"})["TT201"]
+    assert both.status == "fail" and "vLLM: cache/vllm (VLLM_CACHE_ROOT): a relative path" in "\n".join(both.evidence)
+
+
+def test_vllm_reads_a_tilde_as_the_home_folder(tmp_path: Path) -> None:
+    """vllm/envs.py expands VLLM_CACHE_ROOT; Triton takes a tilde as it stands."""
+    result = look({"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "VLLM_CACHE_ROOT": "~/v"})["TT201"]
+    assert result.status == "ok" and f"vLLM: {tmp_path}/v (VLLM_CACHE_ROOT)" in "\n".join(result.evidence)
+    assert look({"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "TRITON_CACHE_DIR": "~/t"})["TT201"].status == "warn"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file systems of Linux")
+@pytest.mark.parametrize(("home", "kind"), [("/proc", "proc"), ("/sys", "sysfs")])
+def test_a_home_in_a_file_system_that_the_kernel_makes_up(tmp_path: Path, home: str, kind: str) -> None:
+    """Root's rights say that it may write there; nobody can."""
+    result = look({"HOME": home, "TMPDIR": str(tmp_path)})["TT201"]
+    assert result.status == "fail" and f"HOME is {home}" in result.detail and "export HOME=" in result.fix
+    assert any(f"it lies on {kind}" in line or "mounted read-only" in line for line in result.evidence)
+    one = look({"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "TRITON_CACHE_DIR": f"{home}/x"})
+    assert one["TT201"].status == "fail" and "triton" in one["TT201"].detail
+    assert one["TT203"].status == "ok"  # no room at all is no full disk there
+
+
 def mount(kind: str, options: str, folder: Path) -> None:
     folder.mkdir()
     done = subprocess.run(["mount", "-t", kind, "-o", options, kind, str(folder)], capture_output=True, check=False)

@@ -8,13 +8,13 @@ from tokentrace.doctor.check import ENGINE_DOWN, Check, Result, Situation, ok, s
 from tokentrace.doctor.machine import folders, surroundings, torches
 from tokentrace.doctor.machine.situation import in_the_servers_process
 from tokentrace.doctor.machine.view import View
-from tokentrace.probes._caches import CacheFolder
+from tokentrace.probes._caches import RELATIVE, CacheFolder
 from tokentrace.wording import duration, listed, plural, size
 
+_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 #: What happens to files on these; an overlay is a container's own layer.
 _VOLATILE = {
-    "tmpfs": "memory, lost at a reboot or with the container",
-    "ramfs": "memory, lost at a reboot or with the container",
+    **dict.fromkeys(_MEMORY, "memory, lost at a reboot or with the container"),
     "overlay": "the container's own layer, lost when the container goes",
     "fuse.fuse-overlayfs": "the container's own layer, lost when the container goes",
     "aufs": "the container's own layer, lost when the container goes",
@@ -80,35 +80,63 @@ def writable(found: Sequence[CacheFolder], view: View) -> Result:
     if not bad:
         return ok("TT201", f"{plural(len(found), 'cache')} of compiled code can be written", *table(found))
     lines = [f"{folders.named(f)}: {f.problem or f.why_not}" for f in bad]
+    if all(f.problem == RELATIVE for f in bad):
+        return _relative(bad, lines)
     names = listed([f.compiler for f in bad], len(bad))
     detail = f"{plural(len(bad), 'cache')} of compiled code cannot be used: {names}"
     home = view.environ.get("HOME", "")
     by_home = [f for f in bad if f.source == "default" and home and f.path.startswith(home.rstrip("/") + "/")]
-    fixes = [f"export {f.variable}=/var/tmp/{f.compiler.replace(' ', '-')}" for f in bad if f not in by_home]
+    fixes = [f"export {f.variable}={_example(f)}" for f in bad if f not in by_home]
     if by_home:
         whose = f"HOME is {home or 'not set'}, which {view.whose} cannot write"
         detail += f" ({whose})"
-        one = f"export {by_home[0].variable}=/var/tmp/{by_home[0].compiler.replace(' ', '-')}"
+        one = f"export {by_home[0].variable}={_example(by_home[0])}"
         fixes.insert(0, one if len(by_home) == 1 else "set HOME to a folder that can be written: export HOME=/tmp")
-    breaks = [f for f in bad if f.compiler in folders.RAISING and not f.files]
+    breaks = [f for f in bad if f.compiler in folders.RAISING and not f.files and f.problem != RELATIVE]
     return Result("TT201", "fail" if breaks else "warn", detail, "; ".join(dict.fromkeys(fixes)), tuple(lines),
                   ENGINE_DOWN if breaks else ())  # fmt: skip
 
 
+def _example(folder: CacheFolder) -> str:
+    return f"/var/tmp/{folder.compiler.replace(' ', '-')}"
+
+
+def _relative(found: Sequence[CacheFolder], lines: Sequence[str]) -> Result:
+    """Nothing breaks by it, and what was compiled is found again only from the same folder."""
+    variables = listed([f"{f.variable}={f.path}" for f in found])
+    many = len(found) > 1
+    return warn("TT201", f"{variables} {'are relative paths' if many else 'is a relative path'}: the cache lies "
+                "wherever the server is started, and a start in another folder compiles again",
+                "; ".join(f"export {f.variable}={_example(f)}" for f in found), *lines)  # fmt: skip
+
+
 def lasting(found: Sequence[CacheFolder], container: str) -> Result:
-    """TT202: caches with something in them that is gone after the next restart."""
-    lost = [f for f in found if f.filesystem in _VOLATILE and in_use(f)]
+    """TT202: caches whose content is gone after the next restart."""
+    lost = [f for f in found if at_risk(f)]
     if not lost:
         return ok("TT202", "nothing that was compiled lies where a restart would lose it")
     lines = [f"{folders.named(f)}: {state(f)}: {_VOLATILE[f.filesystem]}" for f in lost]
     names = listed([f.compiler for f in lost])
     where = listed(sorted({f.filesystem for f in lost}))
-    detail = f"what {names} compiled lies on {where} and is lost on restart, so each start compiles again"
+    verb = "compiled" if any(in_use(f) for f in lost) else "will compile"
+    detail = f"what {names} {verb} lies on {where} and is lost on restart, so each start compiles again"
     first = lost[0]
     fix = f"set {first.variable} to a folder on a disk that stays"
     if container:
         fix = f"mount a volume there, for instance -v tokentrace-cache:{first.path}"
     return warn("TT202", detail, fix, *lines)
+
+
+def at_risk(folder: CacheFolder) -> bool:
+    """Would a restart lose what is in it, or what will be?
+
+    An empty folder counts in memory, and wherever a variable of its own chose it. In a container's own layer a default
+    one that is empty does not: there every folder lies, whether a compiler will ever use it or not.
+    """
+    if folder.filesystem not in _VOLATILE or folder.disabled:
+        return False
+    chosen = folder.source == "environment" and folder.variable != "TMPDIR"
+    return in_use(folder) or chosen or (folder.exists and folder.filesystem in _MEMORY)
 
 
 def room(found: Sequence[CacheFolder]) -> Result:
@@ -165,7 +193,7 @@ CHECKS = (
         "TT202", "caches: lasting",
         "A container's own layer and memory file systems are empty after a restart; each start then compiles for "
         "minutes.",
-        "the file system under each cache that holds anything",
+        "the file system under each cache that holds anything, lies in memory or was chosen by a variable",
         "Mount a volume at the folder, or set its variable to a disk that stays.",
     ),
     Check(
