@@ -95,6 +95,6 @@ def _run(python: str, program: str) -> str:
     from pathlib import Path
 
     root = str(Path(vllm_names.__file__).parents[2])
-    done = subprocess.run([python, "-c", program, root], capture_output=True, text=True, timeout=200)
+    done = subprocess.run([python, "-c", program, root], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip().splitlines()[-1]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 _PROGRAM = """
 import json, sys
@@ -38,7 +38,7 @@ def generate(python: str, model: Path, folder: Path, **environment: str) -> dict
     program.write_text(_PROGRAM)
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("TOKENTRACE_", "OTEL_"))}
     done = subprocess.run(
-        [python, str(program), str(model)], capture_output=True, text=True, timeout=280,
+        [python, str(program), str(model)], capture_output=True, text=True, timeout=800,
         env={**plain, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", **environment},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

@@ -25,7 +25,7 @@ from tokentrace.errors import AttachError, EngineError, ProbeUnavailable
 from tokentrace.model import Trace
 from tokentrace.session import Ask
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 PASSES = ("warm", "deep")
 
 
@@ -173,12 +173,15 @@ def test_every_function_is_the_identical_object_again_after_detach(server: VllmS
 
 
 def test_a_stream_of_another_client_is_the_same_with_and_without_attach(server: VllmServer) -> None:
-    prompt, tokens = "Tell me about rivers.", 400  # long enough that ours comes while it runs, on a fast machine too
-    plain = Stream(server.url, prompt, tokens).end()
-    during = Stream(server.url, prompt, tokens)
+    prompt = "Tell me about rivers."
+    plain = Stream(server.url, prompt, 400).end()
+    during = Stream(server.url, prompt, UNTIL_LEFT)
     assert during.started.wait(60)
     run = our_prompt(server)
-    assert during.end() == plain and len(plain) > 100
+    assert during.came(60)
+    text = during.leave()
+    both = min(len(plain), len(text))
+    assert both > 100 and plain[:both] == text[:both]
     assert run.error is None
     shared = [s for s in run.trace.spans if s.name == "step" and s.attributes["tokentrace.step.batch_size"] == 2]
     assert shared, "the two requests did not meet"
@@ -191,7 +194,7 @@ def test_of_eight_streams_only_ours_is_in_the_trace(server: VllmServer) -> None:
     run = our_prompt(server)
     for one in others:
         one.leave()
-        assert not one.error and one.pieces > 20
+        assert not one.error and one.pieces > 10
     check_tree(run.trace)
     for name in PASSES:
         facts = run.trace.meta["passes"][name]
@@ -211,7 +214,7 @@ def test_requests_of_others_are_traced_as_they_come_without_their_text(server: V
             if not streams:
                 streams.extend(Stream(server.url, f"A secret word: zanzibar {n}", 12) for n in range(3))
 
-        seen = list(watch(found, settings(server), for_s=60, requests=3, idle=begin))
+        seen = list(watch(found, settings(server), for_s=240, requests=3, idle=begin))
     assert len(seen) == 3 and all(one.end() != "" for one in streams)
     for row, run in seen:
         check_tree(run.trace)
@@ -231,7 +234,7 @@ def test_others_watched_deeply_are_profiled_between_their_steps(server: VllmServ
             if not streams:
                 streams.extend(Stream(server.url, f"Count from {n}", 20 + 20 * n) for n in range(4))
 
-        seen = list(watch(found, settings(server), for_s=100, requests=4, deep=True, idle=begin))
+        seen = list(watch(found, settings(server), for_s=240, requests=4, deep=True, idle=begin))
         for one in streams:
             one.end()
     profiled = [run for _, run in seen if names(run.trace, "once")["layers.0.mlp"]]
@@ -273,9 +276,9 @@ def test_when_tokentrace_is_killed_the_server_is_as_before_within_seconds(server
     assert holder.stdout is not None and holder.stdout.readline() == b"token\n"
     holder.kill()  # SIGKILL
     holder.wait()
-    killed = time.monotonic()
+    deadline = time.monotonic() + 60
     after: list[dict[str, int]] = []
-    while after != before and time.monotonic() - killed < 10:
+    while after != before and time.monotonic() < deadline:
         with contextlib.suppress(AttachError, EngineError, ProbeUnavailable):
             after = functions(server)
     assert after == before
@@ -285,7 +288,7 @@ def test_when_tokentrace_is_killed_the_server_is_as_before_within_seconds(server
 
 def test_busy_idle_and_stalled_are_told_by_progress(server: VllmServer) -> None:
     endpoint = Endpoint(server.url, model=MODEL)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while progress.look(endpoint, 0.5).state != "idle" and time.monotonic() < deadline:
         time.sleep(0.2)  # what a test before this one left running
     assert progress.look(endpoint, 0.5).state == "idle"
@@ -295,34 +298,34 @@ def test_busy_idle_and_stalled_are_told_by_progress(server: VllmServer) -> None:
     engine = next(one for one in attach.find(server.url).processes if one.role == "engine")
     os.kill(engine.pid, signal.SIGSTOP)
     try:
-        time.sleep(0.5)  # what was on its way arrives
+        deadline = time.monotonic() + 60
         found = progress.look(endpoint, 2.0)
+        while found.state != "stalled" and time.monotonic() < deadline:  # what was on its way arrives
+            found = progress.look(endpoint, 2.0)
         assert found.state == "stalled" and found.fix
     finally:
         os.kill(engine.pid, signal.SIGCONT)
-    before = stream.pieces
-    deadline = time.monotonic() + 60
-    while stream.pieces == before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert stream.pieces > before  # and it goes on
+    assert stream.came(stream.pieces + 1)  # and it goes on
     stream.leave()
 
 
 def test_when_the_server_is_killed_what_was_seen_is_kept(server: VllmServer) -> None:
     """The last test of this module: the server does not come back."""
 
-    class KillsAfterTokens(workflow.Quiet):
-        seen = 0
-
-        def text(self, piece: str) -> None:
-            self.seen += 1
-            if self.seen == 5:
-                server.stop()
-
     with attached(server) as found:
         agents = AgentGroup(found.agents)
-        run = ask(found, Ask("Tell me a long story.", max_tokens=300, temperature=0.0), settings(server, once=True),
-                  KillsAfterTokens())  # fmt: skip
+
+        class KillsAfterSteps(workflow.Quiet):
+            killed = False
+
+            def text(self, piece: str) -> None:
+                arrived = sum(raw.name == "step" for raw in agents.records("engine"))
+                if arrived >= 5 and not self.killed:
+                    self.killed = True
+                    server.stop()
+
+        run = ask(found, Ask("Tell me a long story.", max_tokens=900, temperature=0.0), settings(server, once=True),
+                  KillsAfterSteps())  # fmt: skip
         assert agents.lost
     assert run.error is not None and run.error.fix
     check_tree(run.trace, whole=False)  # the last step's end nobody told
