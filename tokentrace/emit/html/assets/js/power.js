@@ -4,6 +4,8 @@ import { h, svg } from "./dom.js";
 import { duration, fact } from "./format.js";
 
 const WIDTH = 620, HEIGHT = 190, LEFT = 46, BOTTOM = 24, TOP = 12;
+/** So few samples are drawn one by one: what lies between them is a line, not a measurement. */
+const FEW = 60;
 
 export function showPower(trace) {
   const place = document.getElementById("power");
@@ -44,8 +46,9 @@ function plot(trace, series) {
         svg("rect.pass", { x: x(Math.max(pass.start, from)), y: TOP, width: Math.max(x(Math.min(pass.end, until)) - x(Math.max(pass.start, from)), 1), height: HEIGHT - BOTTOM - TOP }),
         svg("text", { x: x(Math.max(pass.start, from)) + 4, y: TOP + 12 }, pass.name),
       ]),
-      levels.map((watts) => [svg("line.grid", { x1: LEFT, x2: WIDTH - 8, y1: y(watts), y2: y(watts) }), svg("text", { x: LEFT - 6, y: y(watts) + 4, "text-anchor": "end" }, `${watts.toFixed(watts < 10 ? 1 : 0)} W`)]),
+      levels.map((watts) => [svg("line.grid", { x1: LEFT, x2: WIDTH - 8, y1: y(watts), y2: y(watts) }), svg("text", { x: LEFT - 6, y: y(watts) + 4, "text-anchor": "end" }, `${watts.toFixed(watts && watts < 10 ? 1 : 0)} W`)]),
       series.map((one) => [svg("path.under", { d: `${line(one)}L${x(one.points[one.points.length - 1][0]).toFixed(1)} ${y(0)}L${x(one.points[0][0]).toFixed(1)} ${y(0)}Z` }), svg("path.line", { d: line(one) })]),
+      points.length <= FEW ? points.map(([at, watts]) => svg("circle.sample", { cx: x(at).toFixed(1), cy: y(watts).toFixed(1), r: 3 })) : null,
       svg("text", { x: LEFT, y: HEIGHT - 6 }, "0"),
       svg("text", { x: WIDTH - 8, y: HEIGHT - 6, "text-anchor": "end" }, duration(until - from)),
     ),
