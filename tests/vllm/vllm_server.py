@@ -165,6 +165,15 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def free_pair() -> int:
+    """A port that is free now, and the next one too."""
+    while True:
+        port = _free_port()
+        with socket.socket() as probe, contextlib.suppress(OSError, OverflowError):
+            probe.bind(("127.0.0.1", port + 1))
+            return port
+
+
 def _tree(pid: int) -> list[int]:
     import psutil
 

@@ -28,11 +28,8 @@ def add_account(
     asked = [one for one in passes if one.exchange is not None and one.exchange.error is None]
     if not asked:
         return {}
-    receiver.wait(
-        lambda spans: all(_of(one, asked, spans) for one in asked),
-        receiver.patience_s,
-        tell=lambda left_s: tell(f"waiting for the server's own spans, for {left_s:.0f} s at most"),
-    )
+    tell(f"waiting for the server's own spans, {receiver.patience_s:g} s at most")
+    receiver.wait(lambda spans: all(_of(one, asked, spans) for one in asked), receiver.patience_s)
     spans = receiver.spans()
     found: dict[str, Process] = {}
     for one in asked:

@@ -105,22 +105,14 @@ class Receiver:
             self._changed.notify_all()
 
     def wait(
-        self,
-        enough: Callable[[Sequence[ReceivedSpan]], bool],
-        timeout_s: float,
-        settle_s: float = 0.25,
-        tell: Callable[[float], None] = lambda left_s: None,
+        self, enough: Callable[[Sequence[ReceivedSpan]], bool], timeout_s: float, settle_s: float = 0.25
     ) -> bool:
-        """Until `enough(spans)` and then `settle_s` more, or for `timeout_s`; says whether it was enough.
-
-        `tell` hears once a second how many seconds are left at most.
-        """
+        """Until `enough(spans)` and then `settle_s` more, or for `timeout_s`; says whether it was enough."""
         deadline = time.monotonic() + timeout_s
         while not enough(self.spans()):
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            tell(left)
             with self._changed:
                 self._changed.wait(min(left, 1.0))
         time.sleep(settle_s)
