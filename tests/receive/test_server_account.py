@@ -66,9 +66,10 @@ def test_the_report_has_the_servers_figures() -> None:
     assert row.own_ns_down == 2_000_000  # the wait; who worked in the other phases is not known from outside
     own = sum((row.own_ns_down or 0) + (row.own_ns_up or 0) for row in report.layers)
     assert own + report.unattributed_ns == report.wall_ns
-    (finding,) = [one for one in report.findings if "own account" in one.sentence]
+    (finding,) = [one for one in report.findings if one.sentence.startswith("By the server's own account")]
     assert "queue wait 2.00 ms" in finding.sentence and "llm_request" in finding.evidence and "4242" in finding.evidence
     assert finding.status == "ok"
+    assert not any("belongs to no layer" in one.sentence for one in report.findings)
 
 
 def test_another_clock_is_said_and_its_times_are_moved() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tokentrace.analyze import _compare
 from tokentrace.analyze._passes import NONE, name_of
-from tokentrace.analyze._server import own_account
+from tokentrace.analyze._server import only_told, own_account
 from tokentrace.model import Trace
 from tokentrace.probe import Finding
 from tokentrace.wording import duration, listed, plural, share
@@ -170,6 +170,10 @@ def _unattributed(trace: Trace, found: Analysis) -> Iterator[Finding]:
             "see how the other layers look on the local engine: tokentrace run without --url",
             "unknown",
         )
+        return
+    if only_told(found):
+        sentence = f"{size} of the request is known by the server's own account only, not which layer took it."
+        yield Finding(6, sentence, "", "look inside it on its own machine: tokentrace attach URL", "unknown")
         return
     gap = found.gaps[0]
     evidence = f"longest: {duration(gap.length_ns)} between {gap.before} and {gap.after}, in {gap.around}"

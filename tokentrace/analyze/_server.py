@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 _FIGURES = (("queue_wait", "queue wait"), ("prefill", "prefill"), ("decode", "decode"))
 
 
+def only_told(found: Analysis) -> bool:
+    """Whether of the engine's work there are the server's own figures and nothing else: no step, no model."""
+    facts = found.main.view.states.get(6, {}).get("facts") or {}
+    return "server_decode_ns" in facts and not found.main.steps and not any(layer < 6 for layer, _ in found.main.own)
+
+
 def own_account(trace: Trace, found: Analysis) -> Iterator[Finding]:
     """Of the headline pass; silent where nobody asked the server for its spans."""
     facts = found.main.view.states.get(6, {}).get("facts") or {}
