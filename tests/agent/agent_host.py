@@ -62,6 +62,7 @@ def main(path: str) -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         if line.strip() == "fork":
+            parent = os.getpid()
             child = os.fork()
             if child == 0:
                 here = agent.running()
@@ -69,7 +70,8 @@ def main(path: str) -> None:
                 print(
                     "child", os.getpid(), here.path if here else "none", "wrapped" if wrapped else "plain", flush=True
                 )
-                time.sleep(3 if here else 0)
+                while here and os.getppid() == parent:  # for as long as anybody may want to ask it
+                    time.sleep(0.05)
                 os._exit(0)
             os.waitpid(child, os.WNOHANG)
         if line.strip() == "state":

@@ -330,7 +330,7 @@ def test_a_call_under_way_is_recorded_after_the_functions_were_put_back() -> Non
     class Slow:
         def run(self) -> str:
             entered.set()
-            leave.wait(5)
+            leave.wait(60)
             return "done"
 
     class Group(HookGroup):
@@ -344,7 +344,7 @@ def test_a_call_under_way_is_recorded_after_the_functions_were_put_back() -> Non
     group.enable(lambda *record: emitted.append(record))
     thread = threading.Thread(target=slow.run)
     thread.start()
-    entered.wait(5)
+    assert entered.wait(60)
     group.disable()
     assert vars(slow) == {}
     leave.set()

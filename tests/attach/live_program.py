@@ -55,9 +55,17 @@ def in_extension() -> None:
 
 
 def stalled() -> None:
-    """Holds the interpreter's lock for seconds: one call that never looks up."""
+    """Holds the interpreter's lock for more than a second at a time: one call that never looks up."""
+    global rounds
+    length, took = 10**6, 0.0
+    while took < 1.0:  # how long a call takes so long is the machine's own
+        length *= 2
+        before = time.perf_counter()
+        sum(range(length))
+        took = time.perf_counter() - before
+    rounds += 1
     while not stop.is_set():
-        sum(range(6 * 10**7))
+        sum(range(length))
         time.sleep(0.2)
 
 
@@ -96,15 +104,15 @@ def main(mode: str) -> None:
     workers = [threading.Thread(target=work, daemon=True) for work in WORK[mode]]
     for worker in workers:
         worker.start()
-    if mode == "tensors":
+    if mode in ("tensors", "stalled"):
         while rounds == 0:
             time.sleep(0.01)
     finders, threads = list(sys.meta_path), threading.active_count()
     names = set(globals())
     print("ready", flush=True)
     asyncio.run(serve()) if mode == "waiting" else sleep()
-    for worker in workers:
-        worker.join(20 if mode != "stalled" else 3)
+    for worker, work in zip(workers, WORK[mode], strict=True):
+        worker.join(60 if work is not reading else 0)
     left = [name for name in sys.modules if "tokentrace" in name]
     found = {
         "rounds": rounds,

@@ -40,12 +40,12 @@ class Program:
     def end(self) -> dict[str, Any]:
         """Stop it and give what it says of itself."""
         self.process.terminate()
-        text, _ = self.process.communicate(timeout=60)
+        text, _ = self.process.communicate(timeout=200)
         said: dict[str, Any] = json.loads(text.splitlines()[-1])
         return said
 
 
-def tokentrace(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def tokentrace(*arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     """Run the command; it never prints a traceback."""
     command = [sys.executable, "-c", "from tokentrace.cli import main; main()", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)

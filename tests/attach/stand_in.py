@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 
@@ -26,11 +25,13 @@ class Answer(BaseHTTPRequestHandler):
         return
 
 
+#: Says on its output that it is there, and ends when its parent does.
 CHILD = """
-import json, os, subprocess, sys, time
-parts = [subprocess.Popen([title, "-c", sys.argv[2], "[]", sys.argv[2]], executable=os.environ["STAND_IN_PYTHON"])
-         for title in json.loads(sys.argv[1])]
-time.sleep(60)
+import json, os, subprocess, sys
+os.write(1, b".")
+parts = [subprocess.Popen([title, "-c", sys.argv[2], "[]", sys.argv[2]], executable=os.environ["STAND_IN_PYTHON"],
+                          stdin=subprocess.PIPE) for title in json.loads(sys.argv[1])]
+sys.stdin.read()
 """
 
 
@@ -38,9 +39,15 @@ def main() -> None:
     plan = json.loads(sys.argv[1])
     server = HTTPServer(("127.0.0.1", 0), Answer)
     python = os.environ["STAND_IN_PYTHON"]
-    for title, below in plan:
-        subprocess.Popen([title, "-c", CHILD, json.dumps(below), CHILD], executable=python)
-    time.sleep(0.5)
+    reading, writing = os.pipe()
+    parts = [
+        subprocess.Popen([title, "-c", CHILD, json.dumps(below), CHILD], executable=python, stdin=subprocess.PIPE,
+                         stdout=writing)
+        for title, below in plan
+    ]  # fmt: skip
+    there = 0
+    while there < len(parts) + sum(len(below) for _, below in plan):
+        there += len(os.read(reading, 100))
     print(server.server_port, flush=True)
     server.serve_forever()
 

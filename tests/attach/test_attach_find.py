@@ -121,7 +121,9 @@ def test_an_unknown_version_is_said(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_waits_is_found_and_used(runtime: Path) -> None:
-    code = "import sys, time; from tokentrace import agent; agent.start(sys.argv[1]); print(flush=True); time.sleep(60)"
+    code = (
+        "import sys, time; from tokentrace import agent; agent.start(sys.argv[1]); print(flush=True); time.sleep(600)"
+    )
     path = runtime / "tokentrace-x" / "agent-1.sock"
     with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -143,18 +145,26 @@ def test_an_agent_that_waits_is_found_and_used(runtime: Path) -> None:
 
 
 def test_where_a_port_is_listened_on() -> None:
-    with socket.socket() as here, socket.socket(socket.AF_INET6) as six:
+    with socket.socket() as here:
         here.bind(("127.0.0.1", 0))
         here.listen()
-        six.bind(("::1", 0))
-        six.listen()
-        port, other = here.getsockname()[1], six.getsockname()[1]
+        port = here.getsockname()[1]
         assert [one.address for one in sockets.on_port(port, ["127.0.0.1"])] == ["127.0.0.1"]
         assert sockets.on_port(port, ["127.0.0.2"]) == []
-        assert [one.address for one in sockets.on_port(other, ["::1"])] == ["::1"]
         listening = sockets.on_port(port, ["127.0.0.1"])[0]
         assert listening.uid == os.geteuid()
         assert os.getpid() in sockets.holders({listening.inode})
+
+
+def test_where_a_port_of_ipv6_is_listened_on() -> None:
+    try:
+        six = socket.socket(socket.AF_INET6)
+        six.bind(("::1", 0))
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with six:
+        six.listen()
+        assert [one.address for one in sockets.on_port(six.getsockname()[1], ["::1"])] == ["::1"]
 
 
 def test_a_host_is_here_or_elsewhere() -> None:
@@ -191,7 +201,7 @@ def test_the_local_engine_is_found_and_traced_and_left_as_it_was(tmp_path: Path)
                 assert sockets.agent_sockets([server.pid]) == {}
         finally:
             server.send_signal(signal.SIGINT)
-            server.communicate(timeout=30)
+            server.communicate(timeout=200)
 
 
 @pytest.mark.parametrize(

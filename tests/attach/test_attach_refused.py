@@ -70,7 +70,7 @@ def test_a_process_that_is_being_traced(program: Start) -> None:
     running = program("sleeping")
     code = (
         "import sys, time; from tokentrace.attach.ptrace import Stopped\n"
-        "with Stopped(int(sys.argv[1])):\n print('traced', flush=True); time.sleep(30)"
+        "with Stopped(int(sys.argv[1])):\n print('traced', flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(running.pid)], stdout=subprocess.PIPE, text=True) as tracer:
         assert tracer.stdout is not None and tracer.stdout.readline() == "traced\n"
@@ -149,10 +149,10 @@ def _version() -> str:
 
 
 def test_a_port_where_nobody_listens() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    done = tokentrace("attach", f"http://127.0.0.1:{port}", "Hi")
+    with socket.socket() as mine:  # bound, so that it is nobody else's, and nobody listens
+        mine.bind(("127.0.0.1", 0))
+        port = mine.getsockname()[1]
+        done = tokentrace("attach", f"http://127.0.0.1:{port}", "Hi")
     assert done.returncode == 2
     assert f"nothing listens on port {port}" in done.stderr and "fix:" in done.stderr
 
