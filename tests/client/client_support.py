@@ -19,7 +19,7 @@ def say_hi(
     url: str, *, environ: dict[str, str] | None = None, more: dict[str, Any] | None = None, **endpoint: Any
 ) -> Exchange:
     """One chat request as a user's would be. `endpoint` are its settings, `more` goes to `chat`."""
-    settings = {"model": "alpha", "timeout_s": 5.0, **endpoint}
+    settings = {"model": "alpha", "timeout_s": 60.0, **endpoint}
     return chat(Endpoint.of(url, **settings), HI, trace_id=TRACE, span_id=SPAN, environ=environ or {}, **(more or {}))
 
 

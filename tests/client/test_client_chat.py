@@ -78,9 +78,10 @@ def test_what_is_received(server: ScriptedServer) -> None:
 
 
 def test_phases_are_in_order_and_within(server: ScriptedServer) -> None:
-    steps = [0.1, chunk("a"), 0.1, chunk("b", finish="stop"), usage_chunk(), DONE]
+    came = threading.Event()  # the pause begins once the client has what came before it
+    steps = [0.5, chunk("a"), came, 0.1, chunk("b", finish="stop"), usage_chunk(), DONE]
     with server.on("POST", CHAT, sse(*steps)):
-        x = ask(server)
+        x = ask(server, more={"on_text": lambda _: came.set()})
     assert names(x) == ["connect", "send", "wait", "stream"]
     for one, other in zip(x.phases, x.phases[1:], strict=False):
         assert one.end_ns <= other.start_ns
@@ -88,10 +89,11 @@ def test_phases_are_in_order_and_within(server: ScriptedServer) -> None:
     wait, stream = x.phases[2:]
     assert wait.end_ns == stream.start_ns == x.token_times_ns[0]
     assert wait.end_ns - wait.start_ns >= 95_000_000 and stream.end_ns - stream.start_ns >= 95_000_000
+    between_s = (x.token_times_ns[1] - x.token_times_ns[0]) / 1e9
     assert x.phases[0].attributes["network.peer.address"] == "127.0.0.1"
     latencies = x.latencies
     assert latencies.ttft_ns == x.ttft_ns and latencies.text_chunks == 2 and len(latencies.inter_token_ns) == 1
-    assert latencies.tokens_per_s is not None and 5 < latencies.tokens_per_s < 11
+    assert latencies.tokens_per_s == pytest.approx(1 / between_s)
 
 
 def test_a_name_is_looked_up_in_a_phase_of_its_own(server: ScriptedServer) -> None:
@@ -103,8 +105,9 @@ def test_a_name_is_looked_up_in_a_phase_of_its_own(server: ScriptedServer) -> No
 
 def test_arrivals_are_those_of_the_socket(server: ScriptedServer) -> None:
     """What came in one read has one time; what came later has a later one."""
-    with server.on("POST", CHAT, sse(chunk("a") + chunk("b"), 0.08, chunk("c", finish="stop"), DONE)):
-        times = ask(server).token_times_ns
+    came = threading.Event()
+    with server.on("POST", CHAT, sse(chunk("a") + chunk("b"), came, 0.08, chunk("c", finish="stop"), DONE)):
+        times = ask(server, more={"on_text": lambda _: came.set()}).token_times_ns
     assert times[0] == times[1] and times[2] - times[1] >= 75_000_000
 
 
@@ -253,41 +256,40 @@ def timed(server: ScriptedServer, **more: Any) -> tuple[Exchange, float]:
 )
 def test_silence_ends_with_the_limit(server: ScriptedServer, answer: Answer, check: str, phase: str) -> None:
     with server.on("POST", CHAT, answer):
-        x, seconds = timed(server, timeout_s=0.4)
-        assert seconds < 4
+        x, seconds = timed(server, timeout_s=1.5)
+        assert seconds < 25
     assert x.error is not None and x.error.check == check
     assert x.phases[-1].name == phase and x.phases[-1].attributes["error.type"].startswith("timeout")
-    assert x.wall_ns >= 390_000_000
+    assert x.wall_ns >= 1_450_000_000
 
 
 def test_each_limit_is_its_own(server: ScriptedServer) -> None:
-    slow = [step for _ in range(20) for step in (chunk("a"), 0.05)]
-    with server.on("POST", CHAT, sse(0.4, *slow, chunk(finish="stop"), DONE)):
-        limits = Timeouts(connect_s=5, first_byte_s=5, between_s=0.8, total_s=None)
+    slow = [step for _ in range(40) for step in (chunk("a"), 0.1)]
+    with server.on("POST", CHAT, sse(0.2, *slow, chunk(finish="stop"), DONE)):
+        limits = Timeouts(connect_s=60, first_byte_s=60, between_s=3.0, total_s=None)
         assert timed(server, more={"timeouts": limits})[0].complete
-        limits.total_s = 0.8
-        x, seconds = timed(server, more={"timeouts": limits})
-        assert seconds < 3
+        limits.total_s = 2.0
+        x, _ = timed(server, more={"timeouts": limits})
     assert x.error is not None and x.error.check == "TT827" and x.text
 
 
 def test_connection_left_open_after_done(server: ScriptedServer) -> None:
     with server.on("POST", CHAT, sse(chunk("Hi", finish="stop"), DONE, WAIT)):
-        x, seconds = timed(server, timeout_s=20)
-    assert x.complete and seconds < 5 and "after [DONE]" in x.notes[0]
-    assert x.wall_ns < 500_000_000  # the wait for the end is not the reply's time
+        x, seconds = timed(server, timeout_s=50)
+    assert x.complete and seconds < 40 and "after [DONE]" in x.notes[0]
+    assert x.wall_ns < (seconds - 0.9) * 1e9  # the wait for the end, of one second, is not the reply's time
 
 
 def test_reset_after_done_is_no_fault(server: ScriptedServer) -> None:
-    with server.on("POST", CHAT, sse(chunk("Hi", finish="stop"), DONE, 0.02, RESET)):
+    with server.on("POST", CHAT, sse(chunk("Hi", finish="stop"), DONE, 1.0, RESET)):
         assert ask(server).complete
 
 
 def test_should_stop(server: ScriptedServer) -> None:
     stop = threading.Event()
     with server.on("POST", CHAT, sse(chunk("a"), WAIT)):
-        x, seconds = timed(server, more={"should_stop": stop.is_set, "on_text": lambda _: stop.set()}, timeout_s=20)
-    assert seconds < 5 and x.interrupted and not x.complete and x.text == "a"
+        x, seconds = timed(server, more={"should_stop": stop.is_set, "on_text": lambda _: stop.set()}, timeout_s=50)
+    assert seconds < 40 and x.interrupted and not x.complete and x.text == "a"
     assert "interrupted" in x.notes and x.error is None and x.error_type == "interrupted"
     assert names(x)[-1] == "stream" and x.phases[-1].end_ns == x.end_ns
 
@@ -297,8 +299,8 @@ def test_keyboard_interrupt_keeps_what_had_come(server: ScriptedServer) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     with server.on("POST", CHAT, sse(chunk("a"), WAIT)):
-        x, seconds = timed(server, more={"on_text": interrupt}, timeout_s=20)
-    assert seconds < 5 and x.interrupted and not x.complete and x.text == "a"
+        x, seconds = timed(server, more={"on_text": interrupt}, timeout_s=50)
+    assert seconds < 40 and x.interrupted and not x.complete and x.text == "a"
     assert all(p.end_ns >= p.start_ns for p in x.phases)
 
 
@@ -378,7 +380,11 @@ def test_extra_fields_and_headers(server: ScriptedServer) -> None:
 
 
 def test_certificates_and_imports_are_no_part_of_the_request(tmp_path: Path, server: ScriptedServer) -> None:
+    gaps_ns = []
     with server:
-        before = time.time_ns()
-        x = ask(server)
-    assert before <= x.start_ns and x.phases[0].start_ns - x.start_ns < 50_000_000
+        for _ in range(10):  # one of them is not held up by what else the machine does
+            before = time.time_ns()
+            x = ask(server)
+            assert before <= x.start_ns
+            gaps_ns.append(x.phases[0].start_ns - x.start_ns)
+    assert min(gaps_ns) < 50_000_000

@@ -114,7 +114,7 @@ def test_records_of_a_whole_reply() -> None:
     told = chat.attributes
     assert told["gen_ai.usage.input_tokens"] == 9 and told["gen_ai.usage.output_tokens"] == 2
     assert told["gen_ai.response.finish_reasons"] == ["stop"] and told["gen_ai.request.max_tokens"] == 5
-    assert 0 < told["gen_ai.response.time_to_first_chunk"] < 5 and "error.type" not in told
+    assert 0 < told["gen_ai.response.time_to_first_chunk"] < 60 and "error.type" not in told
     assert told["http.response.status_code"] == 200 and told["server.address"] == "127.0.0.1"
     assert (told["tokentrace.form.in"], told["tokentrace.form.out"]) == ('"Hi"', '"Hello"')
     tokens = [e for e in chat.events if e.name == "tokentrace.token"]

@@ -27,7 +27,7 @@ def replay(name: str, size: int, framing: str = "chunked", *, body: bytes | None
     with ScriptedServer() as server:
         server.on("POST", "/v1/chat/completions", Answer(200, {"Content-Type": content_type}, steps, framing))
         endpoint = Endpoint(server.url + "/v1", model="m")
-        return chat(endpoint, [{"role": "user", "content": "Hi"}], trace_id=1, span_id=2, timeout_s=20, environ={})
+        return chat(endpoint, [{"role": "user", "content": "Hi"}], trace_id=1, span_id=2, timeout_s=120, environ={})
 
 
 def count(x: Exchange, kind: str) -> int:
