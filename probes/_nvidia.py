@@ -9,11 +9,15 @@ later. Tested against a small C library that implements the same functions; no G
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import re
+import sys
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import packages_distributions
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +37,15 @@ THROTTLE_BITS = {
     0x400: "reliability",
 }
 CHOSEN_BITS = {0x001: "idle", 0x002: "application clocks", 0x100: "display clocks"}
+_LIBRARY = "libnvidia-ml.so.1"
+#: Sentence, fix, merely absent.
+NO_LIBRARY = (
+    f"the NVML library ({_LIBRARY}) was not found",
+    "install the NVIDIA driver; in a container start it with --gpus all",
+    True,
+)
+#: Distributions that have held the module pynvml; the deprecated ones no longer do in all versions.
+_PROVIDERS = ("nvidia-ml-py", "nvidia-ml-py3", "pynvml")
 _POLICIES = {"power": 0, "thermal": 1}  # NVML_PERF_POLICY_POWER, NVML_PERF_POLICY_THERMAL
 _SECOND = 1_000_000_000
 _POWER_EVERY_NS = 50_000_000
@@ -66,14 +79,21 @@ def library_version(maps: Path = Path("/proc/self/maps")) -> str:
     return match[1] if match else ""
 
 
+def library_missing() -> bool:
+    """Is the driver's library surely not there? Asked first: it is quicker than importing pynvml, which is large."""
+    if sys.platform != "linux" or "pynvml" in sys.modules or find_spec("pynvml") is None:
+        return False
+    try:
+        ctypes.CDLL(_LIBRARY)  # by the name that pynvml loads
+    except OSError:
+        return True
+    return False
+
+
 def starting_error(pynvml: Any, code: int) -> tuple[str, str, bool]:
     """An NVML error while starting -> (sentence, fix, merely absent)."""
     if code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-        return (
-            "the NVML library (libnvidia-ml.so.1) was not found",
-            "install the NVIDIA driver; in a container start it with --gpus all",
-            True,
-        )
+        return NO_LIBRARY
     if code == pynvml.NVML_ERROR_DRIVER_NOT_LOADED:
         return (
             "the NVML library is there but the NVIDIA kernel module is not loaded",
@@ -102,6 +122,9 @@ def words(pynvml: Any, code: int) -> str:
 def discover() -> Found:
     """All NVIDIA cards NVML shows, each a sensor; or what is missing. Never raises."""
     found = Found()
+    if library_missing():
+        found.tried.append(Tried("NVML", *NO_LIBRARY))
+        return found
     try:
         import pynvml
     except ImportError:
@@ -141,8 +164,16 @@ def discover() -> Found:
 
 
 def providers() -> list[str]:
-    """Distributions that provide the module pynvml; more than one shadow each other."""
-    return sorted(set(packages_distributions().get("pynvml", [])))
+    """Distributions that provide the module pynvml; more than one shadow each other.
+
+    Only those that are known to are asked: the files of every installed package are many thousands.
+    """
+    found = []
+    for name in _PROVIDERS:
+        with contextlib.suppress(PackageNotFoundError):
+            if any(file.parts[0] in ("pynvml", "pynvml.py") for file in distribution(name).files or ()):
+                found.append(name)
+    return found
 
 
 class NvmlSensor(Sensor):

@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from tokentrace.attach import proc
 
 _LISTEN = "0A"
@@ -100,6 +98,8 @@ def agent_sockets(pids: Iterable[int]) -> dict[int, str]:
 
 def local_addresses(host: str) -> list[str] | None:
     """The host's addresses when it is this machine, else None; [] when its name is not known."""
+    import psutil
+
     try:
         found = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None)}
     except OSError:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import io
 from typing import IO, TYPE_CHECKING
 
-from tokentrace.report import Report
-
 if TYPE_CHECKING:
     from rich.console import Console
 
     from tokentrace.model import Trace
+    from tokentrace.report import Report
 
 _MIN_WIDTH, _MAX_WIDTH = 40, 160
 

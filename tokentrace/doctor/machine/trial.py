@@ -24,10 +24,10 @@ from tokentrace.probes import _kineto, _nvidia_cards
 SECONDS = 40.0
 #: A CUDA context with torch's kernels takes up to half a GiB; a card with less than this left is not touched.
 _CONTEXT_BYTES = 2**30
-#: Nothing may be written: neither bytecode nor any compiler's cache.
+#: Nothing may be written: neither bytecode nor any compiler's cache. One thread is enough for a few small operators.
 _NO_WRITING = {
     "PYTHONDONTWRITEBYTECODE": "1", "CUDA_CACHE_DISABLE": "1", "AMD_COMGR_CACHE": "0", "MIOPEN_DISABLE_CACHE": "1",
-    "KINETO_LOG_LEVEL": "6", "TOKENTRACE_DISABLE": "1",
+    "KINETO_LOG_LEVEL": "6", "TOKENTRACE_DISABLE": "1", "OMP_NUM_THREADS": "1",
 }  # fmt: skip
 #: Variables that decide which device and which libraries a process gets.
 _SHARED = (*visible.VARIABLES, "LD_LIBRARY_PATH", "CUDA_DEVICE_ORDER")
