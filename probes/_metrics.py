@@ -215,12 +215,30 @@ def _change(before: Engine | None, after: Engine) -> Change:
     return found
 
 
+def kv_usage(engine: Engine) -> float | None:
+    """The share of the KV cache in use; None where it is not told, or told as a figure that is no share."""
+    value = engine.gauges.get("kv_usage")
+    return value if value is not None and 0 <= value <= 1 else None
+
+
+def kv_told(engine: Engine) -> str:
+    """KV cache 87% full; "" where it is not told. A figure outside of 0 to 1 is not guessed at: some other version may
+    count in per cent, in blocks or in tokens."""
+    of = f" of {engine.name}" if engine.name else ""
+    value = engine.gauges.get("kv_usage")
+    if value is None:
+        return ""
+    if kv_usage(engine) is None:
+        return f"KV cache{of}: odd figure ({value:.4g}, where a share from 0 to 1 is expected)"
+    return f"KV cache{of} {value:.0%} full"
+
+
 def warnings(engines: list[Engine]) -> list[str]:
     """What a reader must know of these engines' state."""
     found = []
     for engine in engines:
         of = f" of {engine.name}" if engine.name else ""
-        usage = engine.gauges.get("kv_usage")
+        usage = kv_usage(engine)
         if usage is not None and usage >= KV_WARN:
             found.append(f"The KV cache{of} is {usage:.0%} full: new requests wait, and running ones may be preempted.")
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from tokentrace.client.causes import one_line
 from tokentrace.doctor.check import Check, Result, Situation, ok, unknown, warn
@@ -67,7 +68,7 @@ def _figures(s: Situation) -> Iterable[Result]:
 def _told(engine: Engine) -> str:
     parts = [f"{engine.gauges[n]:.0f} {n}" for n in ("running", "waiting") if n in engine.gauges]
     if "kv_usage" in engine.gauges:
-        parts.append(f"KV cache {engine.gauges['kv_usage']:.0%} full")
+        parts.append(_metrics.kv_told(replace(engine, name="")))
     return (f"{engine.name}: " if engine.name else "") + (", ".join(parts) or "no figures of this moment")
 
 
@@ -93,11 +94,12 @@ def _queue(s: Situation) -> Iterable[Result]:
 
 def _cache(s: Situation) -> Iterable[Result]:
     found = _engines(s)
-    known = [(e, e.gauges["kv_usage"]) for e in found if "kv_usage" in e.gauges] if not isinstance(found, str) else []
+    told = "; ".join(filter(None, map(_metrics.kv_told, found))) if not isinstance(found, str) else ""
+    shares = [(e, _metrics.kv_usage(e)) for e in found] if not isinstance(found, str) else []
+    known = [(e, use) for e, use in shares if use is not None]
     if not known:
-        yield unknown("TT612", "the use of the KV cache: not available")
+        yield unknown("TT612", told or "the use of the KV cache: not available")
         return
-    told = "; ".join(f"KV cache{_of(e)} {use:.0%} full" for e, use in known)
     full = [(e, use) for e, use in known if use >= _metrics.KV_WARN]
     if full:
         yield warn(

@@ -133,5 +133,4 @@ def _waiting_for(body: bytes) -> list[str]:
 
 
 def _usage(found: Sequence[Engine]) -> list[str]:
-    usage = [(e.name, e.gauges["kv_usage"]) for e in found if "kv_usage" in e.gauges]
-    return [f"KV cache{f' of {name}' if name else ''} {value:.0%} full" for name, value in usage]
+    return [told for engine in found if (told := _metrics.kv_told(engine))]
