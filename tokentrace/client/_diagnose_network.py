@@ -6,7 +6,8 @@ import errno
 import socket
 import ssl
 
-from tokentrace.client.causes import failure
+from tokentrace.client._diagnose_gateway import proxy_answered
+from tokentrace.client.causes import failure, one_line
 from tokentrace.client.facts import Facts
 from tokentrace.errors import EndpointError
 from tokentrace.wording import listed
@@ -41,7 +42,7 @@ def timed_out(facts: Facts) -> EndpointError:
         )
     if wire.stage in ("connect", "tls"):
         if wire.proxy:
-            return failure("TT820", f"the proxy {wire.proxy} did not answer in time", _proxy_fix(wire.proxy))
+            return failure("TT820", f"the proxy {wire.proxy} did not answer in time", _proxy_fix(facts))
         if wire.stage == "tls":
             return failure(
                 "TT804",
@@ -98,10 +99,12 @@ def speaks_https(facts: Facts) -> EndpointError:
 
 
 def proxy_wants_password(facts: Facts) -> EndpointError:
+    variable = facts.wire.proxy.rpartition("(")[2].rstrip(")") or "http_proxy"
     return failure(
         "TT821",
-        f"the proxy {facts.wire.proxy or 'on the way'} wants a user name and password (407)",
-        "put them into its URL: http://user:password@host:port",
+        f"the proxy {facts.wire.proxy or 'on the way'} wants a user name and password (407); the server was not asked",
+        f"put them into its URL: {variable}=http://user:password@host:port"
+        + (f"; or go past it: {facts.past_proxy}" if facts.past_proxy else ""),
     )
 
 
@@ -115,7 +118,7 @@ def so_far(facts: Facts) -> str:
 def _no_name(facts: Facts, error: socket.gaierror) -> EndpointError:
     wire = facts.wire
     if wire.proxy:
-        return failure("TT820", f"the name of the proxy {wire.proxy} has no address", _proxy_fix(wire.proxy))
+        return failure("TT820", f"the name of the proxy {wire.proxy} has no address", _proxy_fix(facts))
     if error.errno == socket.EAI_AGAIN:
         return failure(
             "TT802",
@@ -129,7 +132,7 @@ def _no_connection(facts: Facts, error: OSError | None) -> EndpointError:
     wire = facts.wire
     code = error.errno if error is not None else None
     if wire.proxy:
-        return failure("TT820", f"the proxy {wire.proxy} cannot be reached", _proxy_fix(wire.proxy), _attempts(facts))
+        return failure("TT820", f"the proxy {wire.proxy} cannot be reached", _proxy_fix(facts), _attempts(facts))
     if code == errno.ECONNREFUSED:
         if wire.host == "localhost" and [a.address for a in wire.attempts] == ["::1"]:
             return failure(
@@ -243,15 +246,17 @@ def _no_answer(facts: Facts, chain: list[BaseException]) -> EndpointError:
 
 
 def _proxy_refused(facts: Facts, said: str) -> EndpointError:
-    proxy = facts.wire.proxy
+    """It did not open the tunnel; `said` is its status and reason."""
     if said.startswith("407"):
         return proxy_wants_password(facts)
-    return failure("TT821", f"the proxy {proxy} did not pass the request on ({said})", _proxy_fix(proxy))
+    return proxy_answered(facts, one_line(said, 80), said[:1] == "5")
 
 
-def _proxy_fix(proxy: str) -> str:
+def _proxy_fix(facts: Facts) -> str:
+    proxy = facts.wire.proxy
     variable = proxy.rpartition("(")[2].rstrip(")")
-    return f"start that proxy, unset {variable}, or put the server's name into no_proxy and NO_PROXY"
+    past = f", or go past it: {facts.past_proxy}" if facts.past_proxy else ""
+    return f"start that proxy, or unset {variable}{past}"
 
 
 def _attempts(facts: Facts) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from urllib.parse import urlsplit
 
+from tokentrace.client._diagnose_gateway import absurdly, gateways_own, proxys_own, size_of
 from tokentrace.client._diagnose_network import proxy_wants_password, speaks_https
 from tokentrace.client.causes import failure, one_line, some_lines
 from tokentrace.client.facts import Facts
@@ -66,6 +67,10 @@ def status_failure(facts: Facts) -> EndpointError:
         return _redirect(facts)
     if status == 407:
         return proxy_wants_password(facts)
+    if (found := proxys_own(facts)) is not None:
+        return found
+    if (writer := facts.writer) is not None and writer.name != "LiteLLM":
+        return gateways_own(facts, writer)
     if status in (401, 403) and facts.key_sent and _BEHIND.search(facts.said):
         return _gateways_key(facts)
     if status == 401:
@@ -76,16 +81,20 @@ def status_failure(facts: Facts) -> EndpointError:
         return _forbidden(facts)
     if status == 404:
         return _not_found(facts)
-    if status == 405:
+    if status in (405, 501):
         return failure(
             "TT842",
-            f"{facts.who} does not take POST at {urlsplit(facts.url).path} (405)",
-            root_fix(facts, "check the path of the base URL"),
+            f"{facts.who} does not take POST at {urlsplit(facts.url).path} ({status}){_said(facts)}",
+            root_fix(facts, "check the path of the base URL, and what serves it"),
             _detail(facts),
         )
     if status == 413:
-        limit = "lower the prompt's length" if not facts.gateway else f"raise the body limit of {facts.gateway}"
-        return failure("TT843", f"{facts.who} finds the request too large (413)", limit, _detail(facts))
+        return failure(
+            "TT843",
+            f"{facts.who} finds {size_of(facts)} too large (413){absurdly(facts)}{_said(facts)}",
+            "raise its limit for a request's size" if absurdly(facts) else "lower the prompt's length",
+            _detail(facts),
+        )
     if status == 429:
         return _limited(facts)
     if status >= 500:
@@ -245,13 +254,6 @@ def _gateways_key(facts: Facts) -> EndpointError:
 
 
 def _forbidden(facts: Facts) -> EndpointError:
-    if facts.is_html and facts.gateway:
-        return failure(
-            "TT834",
-            f"{facts.gateway} before the server blocks this request (403)",
-            "check its rules for this address and user agent",
-            _detail(facts),
-        )
     fix = "check what this key may do" if facts.key_sent else "send a key: export OPENAI_API_KEY=…"
     return failure("TT834", f"{facts.who} forbids this (403){_said(facts)}", fix, _detail(facts))
 
@@ -272,18 +274,13 @@ def _limited(facts: Facts) -> EndpointError:
 
 def _server_error(facts: Facts) -> EndpointError:
     status = facts.status
-    if facts.wire.proxy and status in (502, 503, 504) and not isinstance(facts.value, dict):
-        return failure(
-            "TT821",
-            f"the proxy {facts.wire.proxy} could not reach the server ({status})",
-            "check the base URL, or put the server's name into no_proxy and NO_PROXY",
-            _detail(facts),
-        )
-    if status in (502, 504) or (status == 503 and facts.gateway):
-        by = facts.gateway or "a gateway"
+    if status in (502, 504) and not isinstance(facts.value, dict):
         what = "got no answer in time from the server" if status == 504 else "cannot reach the server behind it"
         return failure(
-            "TT847", f"{by} {what} ({status}){_said(facts)}", "check that the server itself is up", _detail(facts)
+            "TT847",
+            f"a gateway {what} ({status}){_said(facts)}",
+            "check that the server itself is up; the gateway's own error log tells what it tried",
+            _detail(facts),
         )
     if status == 503:
         wait = facts.headers.get("retry-after", "")
@@ -382,6 +379,6 @@ def _said(facts: Facts) -> str:
 
 
 def _detail(facts: Facts) -> str:
-    if facts.is_html:
-        return ""
-    return some_lines(facts.said or facts.text)
+    through = f"the answer is the server's own; it came through {facts.passed}" if facts.passed else ""
+    text = "" if facts.is_html else some_lines(facts.said or facts.text)
+    return "\n".join(filter(None, [text, through]))

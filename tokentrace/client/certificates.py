@@ -34,14 +34,17 @@ class Certificate:
         return bool(self.subject) and self.subject == self.issuer
 
 
-def presented(host: str, port: int, timeout_s: float = 2.0) -> Certificate | None:
-    """The certificate that the server at host:port shows, or None when it shows none in time. Never raises."""
+def presented(host: str, port: int, timeout_s: float = 2.0, address: str = "") -> Certificate | None:
+    """The certificate that the server at host:port shows, or None when it shows none in time. Never raises.
+
+    `address`, where it is known already, saves looking up the name, which has no limit.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     try:
         with (
-            socket.create_connection((host, port), timeout=timeout_s) as plain,
+            socket.create_connection((address or host, port), timeout=timeout_s) as plain,
             context.wrap_socket(plain, server_hostname=host) as secure,
         ):
             der = secure.getpeercert(binary_form=True)

@@ -23,7 +23,7 @@ import orjson
 
 from tokentrace.client import lookaround
 from tokentrace.client.causes import failure, of_setting, one_line
-from tokentrace.client.diagnose import diagnose, error_type, reply_notes, wants_look
+from tokentrace.client.diagnose import diagnose, error_type, reply_notes
 from tokentrace.client.facts import KEPT_BYTES, Facts
 from tokentrace.client.fetch import facts_of
 from tokentrace.client.reply import Reply
@@ -65,21 +65,22 @@ def chat(
     should_stop: Callable[[], bool] | None = None,
     stream: bool = True,
     environ: Mapping[str, str] | None = None,
-    look_s: float = lookaround.ALL_S,
+    look_until: float | None = None,
     ask_models: bool = True,
 ) -> Exchange:
     """Send one request and read its reply to the end. What the server does wrong is in `Exchange.error`, never raised.
 
     `timeout_s` overrides the endpoint's, `timeouts` sets every limit on its own; `body` holds more fields of the
     request, `headers` more headers. KeyboardInterrupt, or `should_stop` returning True, ends the request: the exchange
-    then holds what had come, with `interrupted` True, `complete` False and the note "interrupted". `look_s` bounds the
-    looking around at the server's other addresses after a failure. Where no model is named the server is asked for its
-    only one before, unless `ask_models` is False.
+    then holds what had come, with `interrupted` True, `complete` False and the note "interrupted". Looking
+    around at the server's other addresses after a failure ends at `look_until` (monotonic seconds), and after
+    `lookaround.ALL_S` at the latest. Where no model is named the server is asked for its only one before, unless
+    `ask_models` is False.
     """
     call = _Call(endpoint, span_id, traceparent(trace_id, span_id), on_text, should_stop, environ)
     call.limits = timeouts or Timeouts.of(timeout_s or endpoint.timeout_s)
     call.headers = dict(headers or {})
-    call.look_s, call.ask_models = look_s, ask_models
+    call.look_until, call.ask_models = look_until, ask_models
     request: dict[str, Any] = {"model": endpoint.model, "messages": [dict(m) for m in messages], "stream": stream}
     if stream:
         request["stream_options"] = {"include_usage": True}
@@ -101,7 +102,7 @@ class _Call:
 
     limits: Timeouts
     headers: dict[str, str]
-    look_s: float = lookaround.ALL_S
+    look_until: float | None = None
     ask_models: bool = True
 
     def __init__(
@@ -191,6 +192,7 @@ class _Call:
         x.request, x.request_bytes = dict(request), len(content)
         wire, limits = Wire(), replace(self.limits)
         facts = facts_of(self.endpoint, x.url, wire, limits.first_byte_s, self.environ)
+        facts.request_bytes = len(content)
         reply = Reply(x, facts, self.on_text)
         headers = merge({"traceparent": x.traceparent, "X-Request-Id": f"tokentrace-{x.span_id:016x}"}, self.headers)
         began = time.time_ns()
@@ -293,11 +295,12 @@ class _Call:
             if x.usage is None:
                 x.notes.append("the server sent no usage: how many tokens there were is not known")
             return
+        left = lookaround.ALL_S
+        if self.look_until is not None:
+            left = min(left, self.look_until - time.monotonic())
         try:
-            if wants_look(error, facts):
-                lookaround.look(self.endpoint, facts, error.check, self.look_s, self.environ)
-            elif error.check in ("TT810", "TT811", "TT812"):
-                lookaround.look_at_certificate(self.endpoint, facts, self.look_s)
+            if left > 0:
+                lookaround.look(self.endpoint, facts, error, left, self.environ)
         except KeyboardInterrupt:
             x.notes.append("interrupted")
         self._failed(diagnose(facts) or error)

@@ -14,10 +14,7 @@ from tokentrace.client.sse import SseTooLong
 from tokentrace.client.transport import BodyTooLong, UnknownCoding
 from tokentrace.errors import ConfigError, EndpointError
 
-__all__ = ["diagnose", "error_type", "nearest", "reply_notes", "wants_look"]
-
-#: Causes whose message gets better by looking at the server's other addresses.
-_LOOK = frozenset({"TT840", "TT841", "TT842", "TT850", "TT851", "TT854"})
+__all__ = ["diagnose", "error_type", "nearest", "reply_notes"]
 
 
 def diagnose(facts: Facts) -> EndpointError | None:
@@ -50,8 +47,3 @@ def error_type(error: EndpointError, status: int) -> str:
         return str(status)
     cause = CAUSES.get(error.check)
     return cause.word if cause else type(error).__name__
-
-
-def wants_look(error: EndpointError, facts: Facts) -> bool:
-    """Would the server's model list or another base URL say more?"""
-    return error.check in _LOOK or (error.check == "TT852" and not facts.events)

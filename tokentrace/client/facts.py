@@ -7,23 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from tokentrace.client import gateways
 from tokentrace.client.certificates import Certificate
 from tokentrace.client.chunks import error_in, error_message, parse_json
+from tokentrace.client.gateways import Gateway
 from tokentrace.client.urls import bracketed
 from tokentrace.client.wire import Wire
 
 #: Of a body, this much of its beginning is kept for the diagnosis.
 KEPT_BYTES = 65_536
-
-#: Names in the Server header (or telling headers) of things that stand before a server.
-_GATEWAYS = {
-    "nginx": "nginx", "openresty": "openresty", "cloudflare": "Cloudflare", "envoy": "Envoy", "istio": "Istio",
-    "awselb": "the AWS load balancer", "caddy": "Caddy", "traefik": "Traefik", "haproxy": "HAProxy", "apache": "Apache",
-    "squid": "Squid", "varnish": "Varnish", "kong": "Kong", "akamai": "Akamai", "google frontend": "Google's front end",
-    "litellm": "LiteLLM", "gunicorn": "",
-}  # fmt: skip
-_MARKS = {"cf-ray": "Cloudflare", "x-squid-error": "Squid", "x-envoy-upstream-service-time": "Envoy",
-          "x-litellm-version": "LiteLLM", "x-kong-response-latency": "Kong", "x-amzn-requestid": "AWS"}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -36,11 +28,14 @@ class Facts:
     error: BaseException | None = None
     model: str = ""
     timeout_s: float = 0.0
+    request_bytes: int = 0
     key_sent: bool = False
     key_source: str = ""
     key_problem: str = ""
     key_hint: str = ""
     key_variables: tuple[str, ...] = ()
+    #: For the shell: makes requests to this host go past a proxy that the environment names.
+    past_proxy: str = ""
     status: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""  # its beginning, where it was no stream of events
@@ -62,6 +57,8 @@ class Facts:
     models: tuple[str, ...] | None = None
     better_base: str = ""
     certificate: Certificate | None = None
+    listener: str = ""  # a base URL of this machine on which something listens, when nothing does on the given one
+    plain: bytes | None = None  # what the port says to a plain connection, where TLS failed; None: not asked
 
     @property
     def where(self) -> str:
@@ -116,21 +113,23 @@ class Facts:
         return " ".join(str(error.get(k) or "") for k in ("code", "type", "param")) if error else ""
 
     @property
+    def writer(self) -> Gateway | None:
+        """What stands before the server and wrote this answer; None when the server did, as far as can be told."""
+        return gateways.wrote(self.status, self.headers, self.body, self.value)
+
+    @property
     def gateway(self) -> str:
-        """What stands before the server and wrote this answer; "" when the server itself did, as far as can be told."""
-        if isinstance(self.value, dict) and not self.wire.proxy and "litellm" not in " ".join(self.headers):
-            return ""  # an API's own error; a gateway passes it on unchanged
-        server = self.headers.get("server", "").lower()
-        for mark, name in _MARKS.items():
-            if mark in self.headers:
-                return name
-        if any(name.startswith("x-litellm-") for name in self.headers):
-            return "LiteLLM"
-        return next((name for word, name in _GATEWAYS.items() if word in server), "")
+        """The writer's name, "" when the server itself wrote the answer."""
+        writer = self.writer
+        return writer.name if writer is not None else ""
+
+    @property
+    def passed(self) -> str:
+        """The gateway that passed the server's own answer on, "" when none is seen."""
+        seen = gateways.passed(self.headers) if self.writer is None else None
+        return seen.name if seen is not None else ""
 
     @property
     def who(self) -> str:
         """Whose answer it is, to begin a sentence with."""
-        if self.gateway == "Squid" and self.wire.proxy:
-            return f"the proxy {self.wire.proxy}"
         return f"{self.gateway} before the server" if self.gateway else "the server"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tokentrace.client import keys
+from tokentrace.client import keys, proxies
 from tokentrace.client.diagnose import diagnose
 from tokentrace.client.facts import KEPT_BYTES, Facts
 from tokentrace.client.settings import Endpoint
@@ -30,7 +30,7 @@ class Answer:
 
 
 def facts_of(endpoint: Endpoint, url: str, wire: Wire, timeout_s: float, environ: Mapping[str, str]) -> Facts:
-    """Facts with everything that the endpoint's settings tell."""
+    """Facts with everything that the endpoint's settings and the environment tell."""
     return Facts(
         url=url,
         base_url=endpoint.base_url,
@@ -42,6 +42,7 @@ def facts_of(endpoint: Endpoint, url: str, wire: Wire, timeout_s: float, environ
         key_problem=endpoint.key_problem,
         key_hint=keys.hint(endpoint.api_key),
         key_variables=keys.set_variables(environ),
+        past_proxy=proxies.past(environ, endpoint.host),
     )
 
 
@@ -60,6 +61,7 @@ def fetch(
     wire = Wire()
     limits = Timeouts(timeout_s, timeout_s, timeout_s, timeout_s)
     facts = facts_of(endpoint, url, wire, timeout_s, environ)
+    facts.request_bytes = len(body)
     try:
         response = exchange(endpoint, Outgoing(method, url, body), wire, limits, environ=environ)
         try:

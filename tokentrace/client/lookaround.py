@@ -1,6 +1,6 @@
-"""Asks the server itself what the right setting would have been: its models, or where its API is.
+"""Looks once more after a request has failed: what would the right setting have been, and what is really there?
 
-Only GET requests to the host that was addressed, two seconds each, after a request has failed; they make no tokens.
+Only GET requests to the host that was addressed, two seconds each, that make no tokens; or no more than a handshake.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from tokentrace.client.settings import Endpoint
 from tokentrace.client.urls import server_root
 from tokentrace.errors import EndpointError
 
+#: Causes whose message gets better by asking for the server's models, here or under another base URL.
+_ASK = frozenset({"TT840", "TT841", "TT842", "TT850", "TT851", "TT854"})
 _EACH_S = 2.0
 #: All of it together, unless told otherwise.
 ALL_S = 5.0
@@ -38,9 +40,23 @@ def model_ids(
 
 
 def look(
-    endpoint: Endpoint, facts: Facts, check: str, all_s: float = ALL_S, environ: Mapping[str, str] | None = None
+    endpoint: Endpoint,
+    facts: Facts,
+    error: EndpointError,
+    all_s: float = ALL_S,
+    environ: Mapping[str, str] | None = None,
 ) -> None:
-    """Fill in `facts.models` or `facts.better_base`. Never raises; leaves them alone when nothing helps."""
+    """Fill in what makes the sentence for this error better, if anything does. Ends after `all_s`. Never raises."""
+    check = error.check
+    if check in _ASK or (check == "TT852" and not facts.events):
+        _ask(endpoint, facts, check, all_s, environ)
+    elif check in ("TT810", "TT811", "TT812") and not facts.wire.proxy:
+        seconds = min(_EACH_S, all_s)
+        facts.certificate = certificates.presented(endpoint.host, endpoint.port, seconds, facts.wire.peer)
+
+
+def _ask(endpoint: Endpoint, facts: Facts, check: str, all_s: float, environ: Mapping[str, str] | None = None) -> None:
+    """Fill in `facts.models` or `facts.better_base`; leaves them alone when nothing helps."""
     end = time.monotonic() + all_s
     models = model_ids(endpoint, timeout_s=min(_EACH_S, all_s), environ=environ)
     if models is not None:
@@ -55,12 +71,6 @@ def look(
         if model_ids(endpoint, candidate, min(_EACH_S, left), environ) is not None:
             facts.better_base = candidate
             return
-
-
-def look_at_certificate(endpoint: Endpoint, facts: Facts, timeout_s: float = _EACH_S) -> None:
-    """Fill in `facts.certificate`. Not through a proxy. Never raises."""
-    if not facts.wire.proxy:
-        facts.certificate = certificates.presented(endpoint.host, endpoint.port, min(_EACH_S, timeout_s))
 
 
 def _candidates(endpoint: Endpoint) -> list[str]:

@@ -203,17 +203,18 @@ class _Stream(httpcore.NetworkStream):
 
     def __init__(self, backend: Backend, sock: socket.socket) -> None:
         self._backend, self._sock = backend, sock
+        self._sent = time.monotonic()  # when the last write ended
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         backend, wire = self._backend, self._backend.wire
         if wire.send_end_ns and not wire.first_read_ns:
             wire.stage = "wait"
-        name, seconds = (
-            ("between", backend.timeouts.between_s)
-            if wire.body_begun
-            else ("first byte", backend.timeouts.first_byte_s)
-        )
-        limit = backend.limit_at(name, seconds)
+        if wire.body_begun:
+            limit = backend.limit_at("between", backend.timeouts.between_s)
+        else:
+            # Of the whole head: one that drips in, byte by byte, is no sign of an answer.
+            spent = time.monotonic() - self._sent
+            limit = backend.limit_at("first byte", backend.timeouts.first_byte_s - spent)
         try:
             data: bytes = self._until_done(lambda: self._sock.recv(max_bytes), limit, httpcore.ReadTimeout)
         except ssl.SSLEOFError:
@@ -247,6 +248,7 @@ class _Stream(httpcore.NetworkStream):
             raise httpcore.WriteError(str(error)) from error
         finally:
             wire.send_end_ns = now_ns()
+            self._sent = time.monotonic()
 
     def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None

@@ -37,10 +37,22 @@ def choose(scheme: str, host: str, port: int, env: Mapping[str, str]) -> ProxyCh
         return None
     for name in (f"{scheme}_proxy", f"{scheme.upper()}_PROXY", "all_proxy", "ALL_PROXY"):
         if env.get(name):
-            if _excepted(host, port, env.get("no_proxy") or env.get("NO_PROXY") or ""):
+            if _excepted(host, port, exception(env)[1]):
                 return None
             return _parse(env[name].strip(), name)
     return None
+
+
+def exception(env: Mapping[str, str]) -> tuple[str, str]:
+    """(variable, value) that decides what goes past the proxies: where both are set, the one in small letters."""
+    name = "no_proxy" if env.get("no_proxy") else "NO_PROXY"
+    return name, env.get(name, "")
+
+
+def past(env: Mapping[str, str], *hosts: str) -> str:
+    """What to type so that requests to these hosts go past the proxies."""
+    name, value = exception(env)
+    return f"export {name}={','.join([*filter(None, (e.strip() for e in value.split(','))), *hosts])}"
 
 
 def _parse(text: str, variable: str) -> ProxyChoice:

@@ -13,7 +13,8 @@ from tokentrace.exchange import Phase
 class Timeouts:
     """Limits in seconds; may be changed while the exchange runs.
 
-    `between_s` runs from one read to the next once the body has begun; `total_s` None: none.
+    `first_byte_s` is for the whole head of the answer, up to the body's first byte; `between_s` runs from one read to
+    the next once the body has begun; `total_s` None: none.
     """
 
     connect_s: float = 10.0

@@ -29,6 +29,12 @@ EVERYWHERE: frozenset[Mode] = frozenset(("machine", "endpoint", "process"))
 #: Where there is a server that somebody else started.
 SERVERS: frozenset[Mode] = frozenset(("endpoint", "process"))
 
+#: Said of a check that would have sent something.
+LEFT_OUT = "left out by --offline"
+
+#: What may still be waited for beyond the timeout, for the diagnosis; an answer is promised within three seconds.
+GRACE_S = 2.2
+
 #: What a request meets when the engine did not start, died or cannot work: a lower layer that fails may `explain` it.
 ENGINE_DOWN = (
     "TT602", "TT603", "TT604", "TT605", "TT606", "TT608", "TT803", "TT825", "TT826", "TT828", "TT846", "TT860",
@@ -138,7 +144,10 @@ class Live:
 
 @dataclass(slots=True)
 class Situation:
-    """All that a check may look at. `deadline` is on the monotonic clock: everything ends by then."""
+    """All that a check may look at. `deadline` is on the monotonic clock: the timeout is over then.
+
+    A look that begins after it, to tell the cause of what failed, ends by `last`.
+    """
 
     mode: Mode
     environ: Mapping[str, str]
@@ -147,6 +156,7 @@ class Situation:
     endpoint: Endpoint | None = None
     setting_error: Exception | None = None  # a ConfigError: why there is no endpoint although one was wanted
     pid: int | None = None  # a process of the server, on this machine
+    taken: str = ""  # why `pid` is another process than the one that was named
     #: The server's own environment, None when it cannot be read. Values may be keys: print names only, paths excepted.
     server_environ: Mapping[str, str] | None = None
     #: Does what the checks of this machine see concern the server? True without an endpoint, or when it is here.
@@ -171,6 +181,10 @@ class Situation:
         return max(0.0, self.deadline - time.monotonic())
 
     @property
+    def last(self) -> float:
+        return self.deadline + GRACE_S
+
+    @property
     def target_environ(self) -> Mapping[str, str]:
         """The environment of what serves: the server's where it is known, else this one."""
         return self.server_environ if self.server_environ is not None else self.environ
@@ -186,7 +200,8 @@ class Check:
     `meaning`, `looks` (what evidence it uses) and `fix` are for `--explain` and the docs: plain sentences.
     `live`: it needs the live call and is skipped without one. `network`: it, or what it reads, speaks to a server, so
     that --offline leaves it out. `seconds`: it may take this long; more than two is no part of the static checks and
-    runs beside the live call. `modes`: where it applies.
+    runs beside the live call. `modes`: where it applies. `hurried` says at once what can be said when `run` has not
+    ended in time; it may give nothing.
     """
 
     id: str
@@ -199,6 +214,7 @@ class Check:
     network: bool = False
     seconds: float = 2.0
     modes: frozenset[Mode] = EVERYWHERE
+    hurried: Run | None = None
 
     @property
     def layer(self) -> int:

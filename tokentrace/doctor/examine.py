@@ -6,7 +6,6 @@ behind when its time is over. All ends within the timeout and three seconds.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,17 +13,21 @@ from typing import TYPE_CHECKING
 
 from tokentrace.client.causes import CAUSES, one_line
 from tokentrace.doctor import live as live_call
-from tokentrace.doctor.check import ENGINE_DOWN, Check, Live, Result, Sampler, Situation, skip, unknown
+from tokentrace.doctor.check import ENGINE_DOWN, LEFT_OUT, Check, Live, Result, Sampler, Situation, skip, unknown
+from tokentrace.doctor.jobs import Job
 from tokentrace.doctor.look import look
 
 if TYPE_CHECKING:
     from tokentrace.engines.local.folder import ModelFolder
     from tokentrace.engines.local.process import LocalEngine
 
-#: What may still be waited for beyond the deadline, for diagnosing and for the last checks.
-_GRACE_S = 2.2
-#: Of it, for the checks after the live call, which look at what has come.
-_LAST_S = 0.6
+#: Of what remains after the deadline, for the checks after the live call, which look at what has come.
+_LAST_S = 1.0
+#: However little is left, a check that has been begun gets this; `_HARD_S` after the deadline nothing gets any more.
+_LEAST_S = 0.3
+_HARD_S = 2.5
+#: The local engine is ended within this.
+_STOP_S = 1.0
 _LOOK_S = 2.0
 _STATIC_S = 2.0
 #: The live call is held back this long for the checks before it, so that the machine is idle when that is measured.
@@ -43,34 +46,14 @@ class Examination:
     interrupted: bool = False
 
 
-class _Job:
-    """A function on a daemon thread, and what became of it."""
-
-    def __init__(self, name: str, work: Callable[[], None]) -> None:
-        self.error: BaseException | None = None
-        self._work = work
-        self._thread = threading.Thread(target=self._run, name=f"tokentrace-{name}", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except Exception as error:  # noqa: BLE001 - told as unknown by whoever asked
-            self.error = error
-
-    def wait(self, seconds: float) -> bool:
-        """Has it ended?"""
-        self._thread.join(max(0.0, seconds))
-        return not self._thread.is_alive()
-
-
 class _CheckJob:
     def __init__(self, check: Check, situation: Situation) -> None:
         self.check = check
+        self._situation = situation
         self._found: list[Result] = []
         self._end = time.monotonic() + check.seconds
         self._seconds = check.seconds
-        self._job = _Job(check.id, lambda: self._found.extend(_looked(check, situation)))
+        self._job = Job(check.id, lambda: self._found.extend(_looked(check, situation)))
 
     def wait(self, until: float) -> bool:
         """Has it ended by then?"""
@@ -80,6 +63,8 @@ class _CheckJob:
         """Of a check that ended; `unknown` of one that did not by then, or broke."""
         now = time.monotonic()
         if not self._job.wait(min(self._end, latest) - now):
+            if self.check.hurried is not None and (found := list(self.check.hurried(self._situation))):
+                return found
             return [unknown(self.check.id, f"the check did not end within {self._seconds:g} s and was left behind")]
         if self._job.error is not None:
             said = one_line(f"{type(self._job.error).__name__}: {self._job.error}", 160)
@@ -142,14 +127,10 @@ class _Stages:
         self._closed = False
         self._begun: list[_CheckJob] = []
 
-    @property
-    def _latest(self) -> float:
-        return self._situation.deadline + _GRACE_S
-
     def run(self, checks: Sequence[Check]) -> None:
         situation = self._situation
         if situation.offline:
-            self._results += [skip(c.id, "left out by --offline") for c in checks if c.network or c.live]
+            self._results += [skip(c.id, LEFT_OUT) for c in checks if c.network or c.live]
             checks = [c for c in checks if not (c.network or c.live)]
         slow = [c for c in checks if c.seconds > _STATIC_S and not c.live]
         static = [c for c in checks if c.seconds <= _STATIC_S and not (c.live or c.network)]
@@ -157,16 +138,17 @@ class _Stages:
         alive = [c for c in checks if c.live]
         looking = self._look(asked or alive)
         self._progress("looking at the settings and this machine")
+        beside = [] if alive else self._begin(slow)  # without a call there is nothing to keep the machine quiet for
         at_once = self._begin(static)
-        quiet = time.monotonic() + _QUIET_S
-        for job in at_once:
-            job.wait(quiet)
-        beside = self._begin(slow)
         if alive:
+            quiet = time.monotonic() + _QUIET_S
+            for job in at_once:
+                job.wait(quiet)
+            beside = self._begin(slow)
             situation.live = self._live()
         self._gather(at_once)
         if looking is not None:
-            looking.wait(self._latest - time.monotonic())
+            looking.wait(self._situation.last - time.monotonic())
         self._gather(self._begin((*asked, *alive)))
         if self._settled():
             beside = [job for job in beside if job.wait(time.monotonic() + _SETTLED_S) or self._leave(job)]
@@ -197,14 +179,16 @@ class _Stages:
         """End the local engine, if it was started."""
         self._closed = True
         if self._engine is not None:
-            self._engine.stop(1.0)
+            left = self._situation.deadline + _HARD_S - time.monotonic()
+            self._engine.stop(min(_STOP_S, max(0.1, left)))
 
     def _gather(self, jobs: Sequence[_CheckJob]) -> None:
-        latest = max(self._latest, time.monotonic() + _LAST_S / 2)
+        situation = self._situation
+        latest = min(max(situation.last, time.monotonic() + _LEAST_S), situation.deadline + _HARD_S)
         for job in jobs:
             self._results += job.results(latest)
 
-    def _look(self, needed: Sequence[Check]) -> _Job | None:
+    def _look(self, needed: Sequence[Check]) -> Job | None:
         situation = self._situation
         endpoint = situation.endpoint
         if endpoint is None or not needed:
@@ -214,7 +198,7 @@ class _Stages:
         def work() -> None:
             situation.look = look(endpoint, situation.environ, min(_LOOK_S, max(0.3, situation.left_s)))
 
-        return _Job("look", work)
+        return Job("look", work)
 
     def _live(self) -> Live:
         situation = self._situation
@@ -227,8 +211,8 @@ class _Stages:
         endpoint = situation.endpoint
         assert endpoint is not None
         sampling = live_call.Sampling(situation, self._samplers)
-        calls = _Job("live call", lambda: live_call.call(situation, endpoint, sampling, self._progress))
-        ended = calls.wait(self._latest - _LAST_S - time.monotonic())
+        calls = Job("live call", lambda: live_call.call(situation, endpoint, sampling, self._progress))
+        ended = calls.wait(self._situation.last - _LAST_S - time.monotonic())
         live = live_call.finish(sampling, situation)
         if not ended:
             live.why_not = "the call did not end in time"
@@ -252,11 +236,11 @@ class _Stages:
                 model, agent=False, env=dict(situation.environ), timeout_s=max(1.0, situation.left_s)
             )
             if self._closed:
-                engine.stop(1.0)
+                engine.stop(_STOP_S)
             self._engine = engine
 
-        starting = _Job("engine", work)
-        if not starting.wait(situation.left_s + 0.5):
+        starting = Job("engine", work)
+        if not starting.wait(situation.left_s) or (self._engine is not None and situation.left_s < _LEAST_S):
             return Live(why_not=f"the local engine was not ready within {situation.timeout_s:g} s")
         if self._engine is None:
             error = starting.error

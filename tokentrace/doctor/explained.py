@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _CONNECT = "the attempts to connect, one by one, with their times"
 _TLS = "the handshake, and the certificate that the server shows"
-_STATUS = "the status, the answer's own words, and headers that tell who wrote it"
+_STATUS = "the status, the answer's own words, and what in its form and headers tells who wrote it"
 _REPLY = "the answer's type, its first bytes and its JSON keys"
 _STREAM = "the events of the stream, finish_reason, [DONE] and how the connection ended"
 _METRICS = "/metrics several times during the request: requests that run and wait, tokens made"
@@ -57,6 +57,9 @@ CAUSE_TEXTS: dict[str, tuple[str, str, str]] = {
     "TT835": ("The gateway took your key, and the server behind it refused the one that the gateway has for it.",
               "the answer's own words: gateways repeat what the server behind them said",
               "Correct the key of that model in the gateway's configuration."),
+    "TT836": ("A gateway before the server, such as nginx with auth_basic, wants a user name and password itself. The "
+              "server behind it was not asked, and its API key does not help.", _STATUS,
+              "Give it the login as an Authorization header in a profile, or take that demand off for this path."),
     "TT840": ("The path does not exist there, mostly because the base URL lacks /v1 or has too much.",
               "the status, and the usual places of the API, which are asked for /models",
               "Use the base URL that the sentence gives."),
@@ -69,8 +72,9 @@ CAUSE_TEXTS: dict[str, tuple[str, str, str]] = {
     "TT845": ("Too many requests, or the account's quota is used up.", _STATUS,
               "Wait as long as Retry-After says, or check the account."),
     "TT846": ("The server failed by its own fault (5xx).", _STATUS, "Look at the server's log at that time."),
-    "TT847": ("A gateway before the server could not reach it, or waited too long for it.", _STATUS,
-              "Check that the server itself is up; the gateway is."),
+    "TT847": ("A gateway before the server could not reach it, waited too long for it, or failed itself. Its own page "
+              "tells it from an answer of the server that it only passed on.", _STATUS,
+              "Check that the server itself is up; the gateway's own error log names the address that it tried."),
     "TT849": ("The server sends the request elsewhere. A key does not follow to another host.", _STATUS,
               "Use the address it points to, if it is the right one."),
     "TT850": ("A web page came where the API should be, perhaps with status 200: mostly /v1 is missing.", _REPLY,

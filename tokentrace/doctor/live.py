@@ -29,9 +29,13 @@ NOTE_ONE_TOKEN = f"the server refused a limit of one token; asked for {_MORE_TOK
 _SECOND_NEEDS_S = 2.0
 _IDLE_S = 0.5
 _IDLE_MOST_S = 1.0
-#: The calls may run this much beyond the deadline: what came before them is no part of the user's patience.
-_BEYOND_S = 0.9
+#: A call ends by the deadline: this much later so that the limit that it ran into has its own name, and looking around
+#: after a failure may take a little longer.
+_BEYOND_S = 0.3
+_LOOK_BEYOND_S = 0.9
 _AFTER_S = 1.5
+#: The samplers' last reading leaves this much for the checks.
+_CHECKS_S = 0.8
 
 Phase = Literal["idle", "load", "after"]
 
@@ -124,17 +128,18 @@ def call(situation: Situation, endpoint: Endpoint, sampling: Sampling, progress:
 
 def _ask(situation: Situation, endpoint: Endpoint, tokens: int, ask_models: bool = True) -> Exchange:
     ids = IdSource()
-    left = max(0.2, min(situation.timeout_s, situation.deadline + _BEYOND_S - time.monotonic()))
+    left = max(0.2, min(situation.timeout_s, situation.left_s))
     return chat(
-        endpoint,
+        # A server that wants to be asked again later is told of, not waited for.
+        replace(endpoint, max_retries=0),
         [{"role": "user", "content": "Hi"}],
         trace_id=ids.trace_id(),
         span_id=ids.span_id(),
         max_tokens=tokens,
-        timeouts=Timeouts(min(10.0, left), left, left, left + 0.3),
+        timeouts=Timeouts(min(10.0, left), left, left, left + _BEYOND_S),
         environ=situation.environ,
-        look_s=max(0.3, min(5.0, left)),
         ask_models=ask_models,
+        look_until=max(situation.deadline, time.monotonic()) + _LOOK_BEYOND_S,
     )
 
 
@@ -145,4 +150,5 @@ def _wants_more(x: Exchange) -> bool:
 
 
 def finish(sampling: Sampling, situation: Situation) -> Live:
-    return sampling.stop(max(0.3, min(_AFTER_S, situation.left_s + 0.5)))
+    left = situation.last - _CHECKS_S - time.monotonic()
+    return sampling.stop(max(0.1, min(_AFTER_S, left)))

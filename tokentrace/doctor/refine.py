@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 
 from tokentrace.client.causes import failure
 from tokentrace.client.settings import Endpoint
 from tokentrace.doctor.check import Sample, Situation
+from tokentrace.doctor.jobs import Job
 from tokentrace.doctor.look import Look, ask, look, urls
 from tokentrace.doctor.readings import SAMPLER, Progress, progress
 from tokentrace.errors import EndpointError, TokentraceError
 
 #: Nothing came in time, although the request had been taken.
 SILENT = frozenset(("TT825", "TT826"))
+#: For a command whose request has failed: all of it, and of it the look at the other routes.
+_ALL_S = 2.5
 _LOOK_S = 2.0
-_READINGS = 3
 _BETWEEN_S = 0.7
+#: For asking whether the server is still there.
+_GONE_S = 1.0
 
 
 def refine(error: EndpointError, seen: Progress | None, others: Look | None, waited_s: float) -> EndpointError:
@@ -58,7 +61,12 @@ def refine(error: EndpointError, seen: Progress | None, others: Look | None, wai
 
 
 def gone(
-    error: EndpointError, endpoint: Endpoint, environ: Mapping[str, str], pid: int | None, answered: bool
+    error: EndpointError,
+    endpoint: Endpoint,
+    environ: Mapping[str, str],
+    pid: int | None,
+    answered: bool,
+    left_s: float = _GONE_S,
 ) -> EndpointError:
     """Of a connection that ended without a whole answer: did the server end with it? Asks once more, for a second.
 
@@ -67,7 +75,7 @@ def gone(
     broken = error.check in ("TT828", "TT860", "TT861")
     if not (broken or (error.check == "TT803" and answered)):
         return error
-    if error.check == "TT803" or _refused(endpoint, environ):
+    if error.check == "TT803" or _refused(endpoint, environ, min(_GONE_S, left_s)):
         process = f"its process ({pid}) ended" if pid is not None and not _alive(pid) else "nothing listens there now"
         return failure(
             "TT602",
@@ -85,8 +93,8 @@ def gone(
     return error
 
 
-def _refused(endpoint: Endpoint, environ: Mapping[str, str]) -> bool:
-    reply = ask(endpoint, urls(endpoint)["models"], environ, 1.0)
+def _refused(endpoint: Endpoint, environ: Mapping[str, str], timeout_s: float) -> bool:
+    reply = ask(endpoint, urls(endpoint)["models"], environ, max(0.1, timeout_s))
     return reply.error is not None and reply.error.check == "TT803"
 
 
@@ -104,29 +112,27 @@ def _alive(pid: int) -> bool:
 def after_failure(
     error: TokentraceError, endpoint: Endpoint | None, environ: Mapping[str, str] | None = None
 ) -> TokentraceError:
-    """For a command whose request has just failed: look at the server once more where that helps. At most 4 s."""
+    """For a command whose request has just failed: look at the server once more where that helps. At most 2.5 s."""
     if endpoint is None or not isinstance(error, EndpointError):
         return error
     env = os.environ if environ is None else environ
     if error.check not in SILENT:
         return gone(error, endpoint, env, None, answered=False)
-    situation = Situation("endpoint", env, time.monotonic() + 4.0, endpoint=replace(endpoint, timeout_s=_LOOK_S))
+    situation = Situation("endpoint", env, time.monotonic() + _ALL_S, endpoint=endpoint)
+    samples: list[Sample] = []
+    reading = Job("readings", lambda: _read(situation, samples))
     others = look(endpoint, env, _LOOK_S)
-    samples = _readings(situation)
-    refined = refine(error, progress(samples, call_failed=True) if samples else None, others, endpoint.timeout_s)
-    return refined
+    reading.wait(situation.left_s)
+    seen = list(samples)
+    return refine(error, progress(seen, call_failed=True) if seen else None, others, endpoint.timeout_s)
 
 
-def _readings(situation: Situation) -> Sequence[Sample]:
+def _read(situation: Situation, found: list[Sample]) -> None:
+    """The engine's figures several times over, so that they show whether it moves; none where there are none."""
     reader = SAMPLER.open(situation)
-    found: list[Sample] = []
-    for number in range(_READINGS if reader is not None else 0):
-        if number:
-            time.sleep(_BETWEEN_S)
-        if situation.left_s <= 0 or reader is None:
-            break
+    while reader is not None and situation.left_s > 0:
         try:
             found.append(Sample(time.time_ns(), "load", reader.read()))
         except (EndpointError, ValueError):
-            break
-    return found
+            return
+        time.sleep(_BETWEEN_S)

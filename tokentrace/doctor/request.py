@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from tokentrace.client.causes import CAUSES, failure
@@ -14,6 +15,8 @@ from tokentrace.errors import EndpointError, TokentraceError
 from tokentrace.exchange import Exchange
 from tokentrace.wording import duration, plural
 
+#: Left over for saying it, after the last question to the server.
+_SAY_S = 0.4
 #: The second call may meet the deadline, which is the doctor's own.
 _LATE = SILENT | {"TT827"}
 
@@ -49,6 +52,15 @@ def _request(s: Situation) -> Iterable[Result]:
         yield ok("TT800", f"a real request was answered in {duration(x.wall_ns)}", *_phases(x), *x.notes, *more)
 
 
+def _at_once(s: Situation) -> Iterable[Result]:
+    """The request's own diagnosis, when a second look at the server took too long."""
+    x = s.live.first if s.live is not None else None
+    if x is not None and x.error is not None:
+        error = refine(x.error, engine_progress(s), s.look, x.wall_ns / 1e9)
+        check = error.check if error.check in CAUSES else "TT846"
+        yield fail(check, str(error), error.fix, *error.detail.splitlines(), *_phases(x))
+
+
 def _not_made(s: Situation) -> Iterable[Result]:
     live = s.live
     assert live is not None
@@ -74,7 +86,7 @@ def failed(s: Situation, error: EndpointError, x: Exchange | None) -> Iterable[R
     error = refine(error, engine_progress(s), s.look, waited)
     if s.endpoint is not None:
         answered = s.look is not None and any(reply.status for reply in s.look.replies.values())
-        error = gone(error, s.endpoint, s.environ, s.pid, answered)
+        error = gone(error, s.endpoint, s.environ, s.pid, answered, s.last - time.monotonic() - _SAY_S)
     error = _stopped(s, _servers_key(s, error))
     check = error.check if error.check in CAUSES else "TT846"
     evidence = [*error.detail.splitlines(), *(_phases(x) if x is not None else ()), *_others(s)]
@@ -162,6 +174,7 @@ CHECKS = (
         "the request's phases, its status, and the reply's events",
         "What to do depends on the cause; each has an id of its own.",
         _request,
+        hurried=_at_once,
         live=True,
         network=True,
     ),

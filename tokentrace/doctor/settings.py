@@ -185,21 +185,21 @@ def _proxies(s: Situation) -> Iterable[Result]:
     yield from found
     if not found:
         detail = "no proxy is set" if not present else f"proxies are set: {', '.join(shown)}"
-        yield ok("TT822", detail, *([f"{_exception(s)}: {_no_proxy(s)}"] if present else []))
+        yield ok("TT822", detail, *([": ".join(proxies.exception(s.environ))] if present else []))
 
 
 def _through(s: Situation, endpoint: Endpoint, present: list[str], shown: list[str]) -> Iterator[Result]:
     parts = urlsplit(endpoint.base_url)
     if is_loopback(endpoint.host):
         # tokentrace itself never sends these through a proxy; curl, requests and the OpenAI client do.
-        named = {e.strip().lower() for e in _no_proxy(s).split(",")}
+        named = {e.strip().lower() for e in proxies.exception(s.environ)[1].split(",")}
         swallowed = [n for n in present if n.lower().startswith((parts.scheme, "all"))]
         if swallowed and not {endpoint.host.lower(), "*"} & named:
             yield warn(
                 "TT822",
                 f"{swallowed[0]} swallows requests to {endpoint.host} of other clients, such as curl and openai: "
                 "they get the proxy's answer (tokentrace goes past it)",
-                f"export {_exception(s)}={','.join(filter(None, [_no_proxy(s), 'localhost', '127.0.0.1', '::1']))}",
+                proxies.past(s.environ, "localhost", "127.0.0.1", "::1"),
                 *shown,
             )
         return
@@ -208,22 +208,12 @@ def _through(s: Situation, endpoint: Endpoint, present: list[str], shown: list[s
         yield warn(
             "TT822",
             f"{endpoint.host} is a private address, and requests to it go through the proxy {choice.shown}",
-            f"export {_exception(s)}={','.join(filter(None, [_no_proxy(s), endpoint.host]))} if the proxy cannot "
-            "reach it",
+            f"{proxies.past(s.environ, endpoint.host)} if the proxy cannot reach it",
         )
     elif choice is not None:
         yield ok("TT822", f"requests go through the proxy {choice.shown}")
     else:
         yield ok("TT822", "requests go past the proxies" if present else "no proxy is set", *shown)
-
-
-def _exception(s: Situation) -> str:
-    """The variable that decides: where both are set, programs read the one in small letters."""
-    return "no_proxy" if s.environ.get("no_proxy") else "NO_PROXY"
-
-
-def _no_proxy(s: Situation) -> str:
-    return s.environ.get("no_proxy") or s.environ.get("NO_PROXY") or ""
 
 
 def _private(host: str) -> bool:
