@@ -18,9 +18,10 @@ import psutil
 import pytest
 from live_support import HERE, tokentrace
 
-from tokentrace import agent, attach
+from tokentrace import agent, attach, receive
 from tokentrace.attach import sockets
 from tokentrace.attach.found import Found, ServerProcess
+from tokentrace.attach.own_spans import advice, endpoint_of
 from tokentrace.attach.plan import plan
 
 TREES = {
@@ -49,15 +50,15 @@ TREES = {
 
 
 @contextmanager
-def standing_in(tree: object, folder: Path) -> Iterator[tuple[int, subprocess.Popen[str]]]:
-    """A process tree with vLLM's names; gives its port and first process."""
+def standing_in(tree: object, folder: Path, *arguments: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    """A process tree with vLLM's names and command line; gives its port and first process."""
     package = folder / "vllm"
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "stand_in.py").write_text((HERE / "stand_in.py").read_text())
     base = str(Path(sys.executable).resolve())
     process = subprocess.Popen(
-        [sys.executable, "-m", "vllm.stand_in", json.dumps(tree)],
+        [sys.executable, "-m", "vllm.stand_in", json.dumps(tree), *arguments],
         cwd=folder,
         env={**os.environ, "STAND_IN_PYTHON": base},
         stdout=subprocess.PIPE,
@@ -109,6 +110,41 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path: Path) -> N
     closed = orjson.loads(outside.stdout)
     assert closed["depth"] == "outside" and closed["wraps"] == {}
     assert [one["number"] for one in closed["layers"] if one["seen"]][:3] == [8, 7, 6]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "endpoint", "port"),
+    [
+        (("--otlp-traces-endpoint", "http://127.0.0.1:5317"), "http://127.0.0.1:5317", 5317),
+        (("--otlp_traces_endpoint=127.0.0.1:5317", "--port", "8000"), "127.0.0.1:5317", 5317),
+        (("--otlp-traces-endpoint", "http://localhost:5318/v1/traces"), "http://localhost:5318/v1/traces", 5317),
+        (("--otlp-traces-endpoint", "http://localhost"), "http://localhost", 4317),
+        ((), "", 0),
+    ],
+)
+def test_where_the_server_sends_its_own_spans(
+    arguments: tuple[str, ...], endpoint: str, port: int, tmp_path: Path
+) -> None:
+    with standing_in(TREES["one GPU"][0], tmp_path, *arguments) as (at, _), receive.open(0) as receiver:
+        found = attach.find(f"http://127.0.0.1:{at}")
+        assert endpoint_of(found) == endpoint
+        told = list(advice(found, "outside", None))
+        assert told == [] if not endpoint else f"--receive {port} takes them" in told[0]
+        (told_too,) = advice(found, "injected", receiver)
+        flag = f"--otlp-traces-endpoint http://127.0.0.1:{receiver.grpc_port}"
+        assert (f"use --receive {port}" if endpoint else flag) in told_too
+
+
+def test_nothing_is_said_of_spans_of_a_server_that_is_not_vllm() -> None:
+    assert list(advice(Found("", "tokentrace", ""), "outside", None)) == []
+    assert endpoint_of(Found("", "vllm", "")) is None  # on another machine
+
+
+def test_watching_from_outside_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with standing_in(TREES["one GPU"][0], tmp_path) as (port, _):
+        done = tokentrace("attach", f"http://127.0.0.1:{port}", "--for", "1s", "--method", "outside")
+    assert done.returncode == 2 and "tokens" not in done.stdout
+    assert "from inside the server only: --method outside" in done.stderr and "fix: leave it out" in done.stderr
 
 
 def test_an_unknown_version_is_said(tmp_path: Path) -> None:

@@ -49,6 +49,18 @@ def test_a_process_that_has_ended(program: Start) -> None:
     refused(process, str(process.pid), "has ended")
 
 
+def test_a_process_whose_parent_has_not_taken_notice_of_its_end() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    try:
+        with pytest.raises(AttachError, match=f"process {pid} has ended"):
+            attach.find(pid=pid)
+    finally:
+        os.waitpid(pid, 0)
+
+
 def test_a_number_that_belongs_to_another_process_by_now(program: Start) -> None:
     refused(replace(program("sleeping").as_server, started=time.time() - 5000), "has ended")
 

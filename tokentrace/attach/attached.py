@@ -77,6 +77,12 @@ class Attached:
         return [f"the agent in process {one.process.pid} has not been seen to leave" for one in stayed]
 
 
+def check_method(method: str) -> None:
+    """Raises UsageError when there is no such method."""
+    if method not in METHODS:
+        raise UsageError(f"there is no method {method!r}", fix=f"choose one of {', '.join(METHODS)}")
+
+
 def open(found: Found, *, method: str = "auto") -> Attached:
     """Connect to the agents that wait in the server, or put them into its processes, or stay outside.
 
@@ -84,8 +90,7 @@ def open(found: Found, *, method: str = "auto") -> Attached:
     must work; outside touches no process. Raises AttachError: the method asked for does not work, or another tokentrace
     is attached. UsageError: no such method.
     """
-    if method not in METHODS:
-        raise UsageError(f"there is no method {method!r}", fix=f"choose one of {', '.join(METHODS)}")
+    check_method(method)
     if method == "outside":
         return Attached(found, "outside", reason="--method outside was asked for", fix="leave it out")
     if not found.processes:

@@ -13,6 +13,7 @@ from tokentrace.attach import proc, roles, sockets, versions
 from tokentrace.attach.asked import Told, ask
 from tokentrace.attach.found import Found, ServerProcess
 from tokentrace.attach.obstacles import user_name
+from tokentrace.client.causes import one_line
 from tokentrace.client.settings import Endpoint
 from tokentrace.errors import AttachError
 
@@ -57,21 +58,43 @@ def with_version(url: str | Endpoint) -> Endpoint:
 
 
 def _of_pid(pid: int, url: str | Endpoint | None) -> Found:
-    if roles.look(pid) is None:
-        raise AttachError(f"there is no process {pid}", fix="list them: ps -ef | grep -i vllm")
+    looked = roles.look(pid)
+    if looked is None:
+        raise AttachError(_nothing_there(pid), fix="list them: ps -ef | grep -i vllm")
     top = roles.top_of(pid)
     if top is None:
-        title = roles.look(pid)
-        name = title.title[:60] if title is not None else "gone"
         raise AttachError(
-            f"process {pid} ({name}) belongs to no vLLM server, nor to the local engine",
+            f"process {pid} ({one_line(looked.title, 60)}) belongs to no vLLM server, nor to the local engine",
             fix="give the pid of the server: ps -ef | grep -i vllm",
         )
     if url is not None:
         return _server(with_version(url), *top, set())
     ports = _ports(top)
+    if not ports and looked.uid != os.geteuid():
+        return _without_ports(_server(None, *top, set()), looked)
     answering = next((one for one in ports if ask(one).serves), ports[0] if ports else None)
     return _server(answering, *top, set())
+
+
+def _nothing_there(pid: int) -> str:
+    """Why a process cannot be looked at."""
+    try:
+        state = proc.status(pid).state
+    except OSError:
+        return f"there is no process {pid}"
+    if state in "ZX":
+        return f"process {pid} has ended, and its parent has not taken notice yet"
+    return f"process {pid} is one of the kernel's own"
+
+
+def _without_ports(found: Found, looked: roles.Looked) -> Found:
+    name = user_name(looked.uid)
+    return replace(
+        found,
+        reason=f"on which port process {looked.pid} listens cannot be seen: it belongs to user {name}, "
+        f"you are {user_name(os.geteuid())}",
+        fix=f"add its URL, or run the same command as that user: sudo -u {name} tokentrace attach …",
+    )
 
 
 def _ports(top: tuple[roles.Looked, str]) -> list[Endpoint]:
@@ -165,7 +188,7 @@ def _stranger(endpoint: Endpoint, pid: int) -> Found:
     """A process that is no engine we know: a proxy in front of one, another engine, or something else."""
     told = ask(endpoint)
     looked = roles.look(pid)
-    name = looked.title[:60] if looked is not None else "gone"
+    name = one_line(looked.title, 60) if looked is not None else "gone"
     if not told.serves:
         raise AttachError(
             f"what listens on port {endpoint.port} (process {pid}, {name}) is not a vLLM server",

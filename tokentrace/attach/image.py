@@ -58,7 +58,7 @@ def locate(pid: int, paths: Sequence[str], wanted: Sequence[str]) -> tuple[str, 
     Raises ImageError and OSError as `find_image`.
     """
     mapped, program = proc.maps(pid), proc.executable(pid)
-    why = f"{' and '.join(wanted)} cannot be found in its files"
+    why = f"{', '.join(wanted)} cannot be found in its files: it was stripped of its symbols, or is no CPython"
     memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
     try:
         for path in paths:

@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tokentrace.attach.attached import METHODS
+from tokentrace.attach.attached import check_method
 from tokentrace.attach.debugger import found as gdb_found
 from tokentrace.attach.found import Depth, Found, Role, ServerProcess
 from tokentrace.attach.inject import ways_for
 from tokentrace.attach.obstacles import PLUGIN_FIX, obstacle
-from tokentrace.errors import UsageError
 from tokentrace.layers import Layer, load
 from tokentrace.probe import ProbeContext
 from tokentrace.registry import create
@@ -94,8 +93,7 @@ def plan(found: Found, method: str = "auto", *, watching: bool = False) -> Plan:
 
     Raises UsageError: no such method.
     """
-    if method not in METHODS:
-        raise UsageError(f"there is no method {method!r}", fix=f"choose one of {', '.join(METHODS)}")
+    check_method(method)
     processes = [_process(found, one, method) for one in found.processes]
     inside = [one for one in processes if one.way]
     depth: Depth = "outside"

@@ -32,8 +32,10 @@ def _say_depth(say: Callable[[str], None], one: Attached | Plan) -> None:
         say(f"  fix: {one.fix}")
 
 
-def show_attached(attached: Attached, console: Console, receiver: Receiver | None = None) -> None:
-    """How deep we got and why, and where; where the server's own spans are waited for."""
+def show_attached(
+    attached: Attached, console: Console, receiver: Receiver | None = None, *, own_spans: bool = True
+) -> None:
+    """How deep we got and why, and where; where the server's own spans are waited for, or could be (`own_spans`)."""
     from tokentrace.attach.own_spans import advice
 
     say = _speaker(console)
@@ -46,7 +48,7 @@ def show_attached(attached: Attached, console: Console, receiver: Receiver | Non
         say(f"  note: {note}")
     if receiver is not None:
         say(f"  its own spans of this request are taken at {receiver.where}")
-    for note in advice(attached.found, attached.depth, receiver):
+    for note in advice(attached.found, attached.depth, receiver) if own_spans else ():
         say(f"  note: {note}")
     say("")
 

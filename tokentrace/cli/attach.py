@@ -15,7 +15,7 @@ from tokentrace.cli import _options
 from tokentrace.cli._attach_shown import show_attached, show_plan
 from tokentrace.cli._receive import receiving
 from tokentrace.cli._screen import Screen, end_as_ctrl_c_does, show
-from tokentrace.errors import UsageError
+from tokentrace.errors import AttachError, UsageError
 from tokentrace.wording import listed, plural
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def command(**given: Any) -> None:
     code, done = 0, None
     with receiving(asked.receive) as settings.receiver, attach.open(found, method=asked.method) as attached:
         if not asked.quiet:
-            show_attached(attached, console, settings.receiver)
+            show_attached(attached, console, settings.receiver, own_spans=prompt is not None)
         if prompt is None:
             code = _watch(asked, attached, settings, console, expected)
         else:
@@ -172,7 +172,9 @@ def command(**given: Any) -> None:
 def _check(asked: _Asked) -> None:
     """What can be known to be wrong before anything is looked at. Raises UsageError."""
     from tokentrace import emit
+    from tokentrace.attach.attached import check_method
 
+    check_method(asked.method)
     prompt = asked.url_and_prompt[1]
     if asked.watching:
         _ = asked.for_s
@@ -232,7 +234,10 @@ def _reached(asked: _Asked, found: Found, endpoint: Endpoint | None) -> Endpoint
     if found.base_url:
         return _resolved(asked, found.base_url)
     if not asked.watching:
-        raise UsageError("this process listens on no port, so a prompt cannot be sent", fix="watch it: --for 30s")
+        raise UsageError(
+            f"a prompt cannot be sent: {found.reason or 'this process listens on no port'}",
+            fix=found.fix or "watch it: --for 30s",
+        )
     return None
 
 
@@ -271,10 +276,16 @@ def _ask(asked: _Asked, attached: Attached, prompt: Ask, settings: Settings, con
 
 
 def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Console, expected: Plan) -> int:
-    """Requests of others, as a table or one JSON document. Gives the exit code; what was seen is kept on Ctrl-C."""
+    """Requests of others, as a table or one JSON document. Gives the exit code; what was seen is kept on Ctrl-C.
+
+    Raises AttachError from outside, where nothing of them is seen.
+    """
     from tokentrace.attach.watch import Row, watch
     from tokentrace.attach.watch import show as show_rows
 
+    if not attached.agents:
+        why = f": {attached.reason}" if attached.reason else ""
+        raise AttachError(f"requests of others are seen from inside the server only{why}", fix=attached.fix)
     rows: list[Row] = []
     errors: list[str] = []
     interrupted = False
