@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from tokentrace.doctor.check import Mode, Situation
 from tokentrace.doctor.refine import after_failure
 from tokentrace.doctor.verdict import Verdict, judge, layer_name, of_error
-from tokentrace.errors import ConfigError, TokentraceError, UsageError
+from tokentrace.errors import ConfigError, TokentraceError
 
 if TYPE_CHECKING:
     from tokentrace.doctor.examine import Examination
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_TIMEOUT_S", "Diagnosis", "Verdict", "Wishes", "after_failure", "diagnose", "pointer"]
 
 DEFAULT_TIMEOUT_S = 30.0
+#: For finding the process that listens on a port, among all of the machine.
+_PID_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,36 +64,39 @@ def diagnose(
 ) -> Diagnosis:
     """Look at everything, within the timeout and three seconds.
 
-    Raises UsageError for wishes that cannot be: no such process, --pid of a server without a port and no URL.
+    Raises UsageError for wishes that cannot be: no such process, --pid of no server or of several and no URL.
     """
     from tokentrace.doctor.examine import examine
     from tokentrace.doctor.registry import checks, samplers
     from tokentrace.doctor.secrets import Scrub
 
     env = os.environ if environ is None else environ
-    chosen, read = checks(), samplers()  # imported before the clock runs
-    situation, model = situation_of(wishes, env, folder)
+    began = time.monotonic()
+    chosen, read = checks(), samplers()  # on a busy machine, importing them takes its time too
+    situation, model = situation_of(wishes, env, folder, began)
     scrub = Scrub.of(situation.endpoint, env, situation.server_environ, {"KEY": wishes.key or ""})
     done = examine(situation, chosen, read, progress, model)
     return Diagnosis(done, judge(done.results), scrub)
 
 
 def situation_of(
-    wishes: Wishes, env: Mapping[str, str], folder: Path | None = None
+    wishes: Wishes, env: Mapping[str, str], folder: Path | None = None, began: float | None = None
 ) -> tuple[Situation, ModelFolder | None]:
-    """What is to be looked at, and the local engine's model where that is meant. Nothing is sent. Raises UsageError."""
+    """What is to be looked at, and the local engine's model where that is meant. Nothing is sent. Raises UsageError.
+
+    `began`: when the clock of the timeout started (monotonic), now unless given.
+    """
     from tokentrace.client.settings import resolve
     from tokentrace.doctor import local_model, processes
+    from tokentrace.doctor.jobs import within
 
-    began = time.monotonic()
-    url = wishes.url
-    if wishes.pid is not None:
-        url = url or processes.url_of(wishes.pid)
-        if url is None:
-            raise UsageError(
-                f"process {wishes.pid} listens on no port that can be seen, nor do its parents and children",
-                fix=f"give its address: tokentrace doctor --pid {wishes.pid} --url http://127.0.0.1:8000/v1",
-            )
+    began = time.monotonic() if began is None else began
+    url, pid, taken = wishes.url, wishes.pid, ""
+    if pid is not None and url is not None:
+        processes.there(pid)
+    elif pid is not None:
+        server = processes.server_of(pid)
+        url, pid, taken = server.url, server.pid, server.why
     named_path = wishes.model if url is None and wishes.model and Path(wishes.model).expanduser().exists() else None
     try:
         endpoint = resolve(
@@ -115,7 +120,8 @@ def situation_of(
         wishes.timeout_s,
         endpoint=endpoint,
         setting_error=problem,
-        pid=wishes.pid,
+        pid=pid,
+        taken=taken,
         offline=wishes.offline,
         layers=wishes.layers if wishes.layers is not None else frozenset(range(9)),
         max_tokens=wishes.max_tokens,
@@ -123,7 +129,8 @@ def situation_of(
     if endpoint is not None and wishes.pid is None:
         situation.here = processes.is_here(endpoint.host)
         if situation.here:
-            situation.pid = processes.listening(endpoint.port)
+            host, port = endpoint.host, endpoint.port
+            situation.pid = within(_PID_S, "listeners", lambda: processes.listening(host, port), None)
     if situation.pid is not None:
         situation.server_environ = processes.environment(situation.pid)
         situation.model_path = processes.model_of(situation.pid)

@@ -17,6 +17,7 @@ MODULES = (
     "tokentrace.doctor.stream",
     "tokentrace.doctor.tokenizer",
     "tokentrace.doctor.engine",
+    "tokentrace.doctor.server_process",
     "tokentrace.doctor.local_model",
     *machine.MODULES,
     "tokentrace.doctor.otlp",

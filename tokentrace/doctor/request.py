@@ -114,12 +114,10 @@ def _stopped(s: Situation, error: EndpointError) -> EndpointError:
     """A server's process on this machine that is stopped takes connections (the kernel does) and answers nothing."""
     if error.check not in (*SILENT, "TT605", "TT606", "TT804") or s.pid is None:
         return error
-    found = processes.stopped(s.pid)
-    if not found:
+    found = processes.halted(s.pid)
+    if found is None:
         return error
-    pid = found.split()[1]
-    return failure("TT605", f"the server cannot answer: its {found}", f"kill -CONT {pid}, or end the debugger",
-                   f"{error}\n{error.detail}")  # fmt: skip
+    return failure("TT605", f"the server cannot answer: its {found.told}", found.fix, f"{error}\n{error.detail}")
 
 
 def _phases(x: Exchange) -> list[str]:
@@ -174,9 +172,9 @@ CHECKS = (
         "the request's phases, its status, and the reply's events",
         "What to do depends on the cause; each has an id of its own.",
         _request,
-        hurried=_at_once,
         live=True,
         network=True,
+        hurried=_at_once,
     ),
     Check(
         "TT617",
