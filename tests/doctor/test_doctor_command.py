@@ -13,10 +13,11 @@ from pathlib import Path
 import orjson
 import pytest
 from doctor_support import CHAT, healthy
-from support.http_servers import WAIT, Answer, html_answer
+from support.http_servers import WAIT, Answer, html_answer, json_answer
 
 import tokentrace
 from tokentrace.doctor.checks_page import page
+from tokentrace.doctor.page import explained
 from tokentrace.doctor.registry import checks
 
 COMMAND = [sys.executable, "-c", "from tokentrace.cli import main; main()"]
@@ -55,9 +56,29 @@ def test_exit_codes_and_the_closing_sentence(tmp_path: Path) -> None:
 
 
 def test_output_is_ascii_when_no_terminal_reads_it(tmp_path: Path) -> None:
+    """Text, JSON, report and errors; what a server or a user wrote comes escaped."""
+    file = tmp_path / "report.json"
     with healthy("modèl-ü") as server:
-        done = doctor("--url", server.url + "/v1", "-v", "--layers", "8-6,0", home=tmp_path)
-    assert done.stdout.isascii() and "\x1b" not in done.stdout and done.stderr == ""
+        url = ("--url", server.url + "/v1")
+        done = doctor(*url, "-v", "--layers", "8-6,0", home=tmp_path)
+        assert done.stdout.isascii() and "\x1b" not in done.stdout and done.stderr == ""
+        done = doctor(*url, "--json", "--report", str(file), "--layers", "8", home=tmp_path)
+        assert done.stdout.isascii() and file.read_bytes().isascii()
+        assert "modèl-ü" in str(orjson.loads(done.stdout)["checks"])
+        server.on("POST", CHAT, json_answer({"error": {"message": "wants a key…"}}, 401))
+        refused = doctor(*url, "--json", "--layers", "8", home=tmp_path)
+        assert refused.stdout.isascii() and "OPENAI_API_KEY=..." in orjson.loads(refused.stdout)["verdict"]["fix"]
+        told = doctor(*url, "--layers", "8", home=tmp_path)
+        assert told.stdout.isascii() and "OPENAI_API_KEY=..." in told.stdout
+    for arguments in (["--help"], ["--explain", "TT830"], ["--explain", "TT9"], ["--layers", "9"], ["--pid", "1"]):
+        done = doctor(*arguments, "--offline", home=tmp_path)
+        assert (done.stdout + done.stderr).isascii(), done
+
+
+def test_every_explanation_is_ascii_where_it_has_to_be() -> None:
+    for check in checks():
+        assert explained(check, unicode=False).isascii(), check.id
+        assert explained(check).startswith(check.id)
 
 
 def test_json_and_report(tmp_path: Path) -> None:

@@ -64,13 +64,13 @@ def command(
     Exit code: 0 nothing wrong, 1 a layer fails, 2 it could not be checked.
     """
     from tokentrace import doctor
-    from tokentrace.doctor.document import document, machine_facts, write
+    from tokentrace.doctor.document import document, dumps, machine_facts, write
     from tokentrace.doctor.page import Page, explained
     from tokentrace.doctor.registry import by_id
     from tokentrace.emit.terminal import make_console, shows_unicode
 
     if explain is not None:
-        click.echo(explained(by_id(explain)))
+        click.echo(explained(by_id(explain), shows_unicode(make_console(sys.stdout))))
         return
     wishes = doctor.Wishes(
         url, key, model, profile, config, pid, timeout, max_tokens, offline, _layers(layers) if layers else None
@@ -83,9 +83,7 @@ def command(
     if report is not None:
         write(value, Path(report), (("machine", machine_facts()),))
     if as_json:
-        import orjson
-
-        click.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
+        click.echo(dumps(value))
     else:
         console = make_console(sys.stdout, color=False if no_color else None)
         page = Page(console, shows_unicode(console), found.scrub)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import sys
@@ -15,6 +16,7 @@ from tokentrace.doctor.check import Result
 from tokentrace.doctor.examine import Examination
 from tokentrace.doctor.secrets import Scrub
 from tokentrace.doctor.verdict import Verdict, worst
+from tokentrace.emit._signs import ASCII
 from tokentrace.errors import UsageError
 from tokentrace.version import __version__
 
@@ -28,10 +30,13 @@ _MOST_EVIDENCE = 24
 
 
 def document(examination: Examination, verdict: Verdict, scrub: Scrub) -> dict[str, Any]:
-    """`schema`, `tokentrace`, `mode`, `verdict`, `layers` and `checks`; every text is one line of bounded length."""
+    """`schema`, `tokentrace`, `mode`, `verdict`, `layers` and `checks`; every text is one line of bounded length.
+
+    Our own signs are in ASCII; what a server or a user wrote stays as it is.
+    """
 
     def text(value: str) -> str:
-        return scrub.text(one_line(value, _LONGEST))
+        return scrub.text(one_line(scrub.text(value), _LONGEST)).translate(ASCII)  # first whole, then what was cut
 
     results = examination.results
     return {
@@ -97,11 +102,14 @@ def _memory_bytes() -> int | None:
         return None
 
 
+def dumps(value: dict[str, Any]) -> str:
+    """JSON in ASCII, other characters escaped: it goes into pipes, logs and forms that may take nothing else."""
+    return json.dumps(value, indent=2, ensure_ascii=True)
+
+
 def write(value: dict[str, Any], file: Path, also: Sequence[tuple[str, Any]] = ()) -> None:
     """Raises UsageError when it cannot be written."""
-    import orjson
-
     try:
-        file.write_bytes(orjson.dumps({**value, **dict(also)}, option=orjson.OPT_INDENT_2) + b"\n")
+        file.write_text(dumps({**value, **dict(also)}) + "\n", encoding="ascii")
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}", fix="give another --report FILE") from None

@@ -80,8 +80,8 @@ class Page:
 _TELLING = frozenset(("TT800", "TT703", "TT610", "TT618"))
 
 
-def explained(check: Check) -> str:
-    """What `--explain` prints and the docs hold of one check."""
+def explained(check: Check, unicode: bool = True) -> str:
+    """What `--explain` prints of one check; `unicode` False: in ASCII."""
     lines = [
         f"{check.id} {check.title} ({layer_name(check.layer)})",
         "",
@@ -90,4 +90,5 @@ def explained(check: Check) -> str:
         f"Looks at: {check.looks}.",
         f"What to do: {check.fix}",
     ]
-    return "\n".join(lines)
+    text = "\n".join(lines)
+    return text if unicode else text.translate(ASCII)
