@@ -93,6 +93,23 @@ def test_from_inside_each_pass_has_the_servers_account_beside_the_agents(
         assert run.trace.processes[span.process].attributes["tokentrace.process.name"]  # the same one as the agent's
 
 
+def test_requests_of_others_are_watched_from_outside(server: VllmServer, port: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from tokentrace.cli import main; main()", "attach", server.url]
+    command += ["--requests", "2", "--receive", str(port), "--json", "--out", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            complete(server.url, "A secret: zanzibar", 5)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    document = orjson.loads(out)
+    assert document["depth"] == "outside" and len(document["requests"]) == 2
+    for row in document["requests"]:
+        assert row["request"].startswith("chatcmpl-") and row["reply_tokens"] == 5 and row["run"]
+        assert 0 < row["wait_ns"] + row["prefill_ns"] <= row["ttft_ns"] <= row["wall_ns"]
+    assert attach.find(server.url).sockets == {}
+
+
 def test_the_command_receives_and_advises(server: VllmServer, port: int, tmp_path: Path) -> None:
     found = attach.find(server.url)
     assert endpoint_of(found) == f"http://127.0.0.1:{port}"

@@ -6,7 +6,7 @@ disables what it was for, and the report says so.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tokentrace.attach.attached import check_method
@@ -24,6 +24,9 @@ _FROM_OUTSIDE = {
     7: "what the server's /tokenize says, if it has that",
     6: "what changes in the server's /metrics, if it has them",
 }
+#: Why it goes no deeper then, and what to do.
+BY_SPANS = "--receive watches by the server's own spans", "leave --receive out to look inside"
+_TOLD = "queue, prefill and decoding, by the server's own span of each request"
 _FROM_INSIDE = {
     8: "both sides, each chunk",
     7: "template, encoding, and decoding token by token",
@@ -88,8 +91,9 @@ class Plan:
         }
 
 
-def plan(found: Found, method: str = "auto", *, watching: bool = False) -> Plan:
-    """What `attach.open` with this method would come to, for a prompt of ours or for `watching` others' requests.
+def plan(found: Found, method: str = "auto", *, watching: bool = False, told: bool = False) -> Plan:
+    """What `attach.open` with this method would come to, for a prompt of ours or for `watching` others' requests, from
+    inside or by what the server's own spans `told`.
 
     Raises UsageError: no such method.
     """
@@ -102,9 +106,11 @@ def plan(found: Found, method: str = "auto", *, watching: bool = False) -> Plan:
     against = next((one for one in processes if one.reason), None)
     reason, fix = (against.reason, against.fix) if against is not None else (found.reason, found.fix)
     if method == "outside":
-        reason, fix = "--method outside was asked for", "leave it out"
+        reason, fix = BY_SPANS if told else ("--method outside was asked for", "leave it out")
     wraps = _wraps(found, {one.process.role for one in inside})
     layers = [_layer(one, depth, reason, fix, watching) for one in load()]
+    if told:
+        layers = [replace(one, seen=True, what=_TOLD, fix="") if one.number == 6 else one for one in layers]
     return Plan(found, method, depth, reason, fix, processes, wraps, layers)
 
 

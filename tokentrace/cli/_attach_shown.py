@@ -32,10 +32,8 @@ def _say_depth(say: Callable[[str], None], one: Attached | Plan) -> None:
         say(f"  fix: {one.fix}")
 
 
-def show_attached(
-    attached: Attached, console: Console, receiver: Receiver | None = None, *, own_spans: bool = True
-) -> None:
-    """How deep we got and why, and where; where the server's own spans are waited for, or could be (`own_spans`)."""
+def show_attached(attached: Attached, console: Console, receiver: Receiver | None = None) -> None:
+    """How deep we got and why, and where; where the server's own spans are waited for, or could be."""
     from tokentrace.attach.own_spans import advice
 
     say = _speaker(console)
@@ -47,8 +45,8 @@ def show_attached(
     for note in attached.notes:
         say(f"  note: {note}")
     if receiver is not None:
-        say(f"  its own spans of this request are taken at {receiver.where}")
-    for note in advice(attached.found, attached.depth, receiver) if own_spans else ():
+        say(f"  its own spans are taken at {receiver.where}")
+    for note in advice(attached.found, attached.depth, receiver):
         say(f"  note: {note}")
     say("")
 

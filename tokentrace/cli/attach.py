@@ -132,12 +132,13 @@ def command(**given: Any) -> None:
       tokentrace attach http://localhost:8000 "Hi"
       tokentrace attach http://localhost:8000 --dry-run
       tokentrace attach http://localhost:8000 --for 30s
+      tokentrace attach http://localhost:8000 "Hi" --receive
       tokentrace attach --pid 4711 --requests 5 --otlp http://localhost:4318
     """
     from rich.console import Console
 
     from tokentrace import attach
-    from tokentrace.attach.plan import plan
+    from tokentrace.attach.plan import BY_SPANS, plan
 
     asked = _Asked(**given)
     _check(asked)
@@ -145,18 +146,22 @@ def command(**given: Any) -> None:
     console = Console(stderr=asked.as_json, no_color=asked.no_color or None, highlight=False)
     endpoint = _endpoint(asked)
     found = attach.find(endpoint, pid=asked.pid)
-    expected = plan(found, asked.method, watching=asked.watching)
+    by_spans = asked.watching and asked.receive is not None
+    method = "outside" if by_spans else asked.method
+    expected = plan(found, method, watching=asked.watching, told=by_spans)
     if asked.dry_run:
         show_plan(expected, console, as_json=asked.as_json)
         return
-    if asked.method == "gdb" and expected.depth == "injected":
+    if method == "gdb" and expected.depth == "injected":
         click.echo("warning: a debugger stops the whole server for up to 2 s in each of its processes", err=True)
     settings = _settings(asked, _reached(asked, found, endpoint))
     prompt = _prompt(asked)
     code, done = 0, None
-    with receiving(asked.receive) as settings.receiver, attach.open(found, method=asked.method) as attached:
+    with receiving(asked.receive) as settings.receiver, attach.open(found, method=method) as attached:
+        if by_spans:
+            attached.reason, attached.fix = BY_SPANS
         if not asked.quiet:
-            show_attached(attached, console, settings.receiver, own_spans=prompt is not None)
+            show_attached(attached, console, settings.receiver)
         if prompt is None:
             code = _watch(asked, attached, settings, console, expected)
         else:
@@ -182,10 +187,12 @@ def _check(asked: _Asked) -> None:
             raise UsageError("a prompt and --for or --requests exclude each other", fix="leave one of them out")
         if asked.output is not None:
             raise UsageError("-o writes one trace, and watching makes many", fix="use --out DIR, or tokentrace export")
-        if asked.receive is not None:
+        inside = [f"--method {asked.method}"] * (asked.method not in ("auto", "outside"))
+        inside += ["--deep"] * asked.deep + ["--with-text"] * asked.with_text
+        if asked.receive is not None and inside:
             raise UsageError(
-                "--receive takes the server's spans of a prompt of yours, not those of others' requests",
-                fix="leave it out: what is watched is seen from inside, in more detail",
+                f"--receive watches by the server's own spans, from outside, and {inside[0]} is for looking inside",
+                fix="leave one of them out",
             )
     elif prompt is None and not asked.dry_run:
         raise UsageError(
@@ -278,31 +285,30 @@ def _ask(asked: _Asked, attached: Attached, prompt: Ask, settings: Settings, con
 def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Console, expected: Plan) -> int:
     """Requests of others, as a table or one JSON document. Gives the exit code; what was seen is kept on Ctrl-C.
 
-    Raises AttachError from outside, where nothing of them is seen.
+    Raises AttachError from outside, where nothing of them is seen unless the server's own spans are received.
     """
+    from tokentrace.attach.told import watch_told
     from tokentrace.attach.watch import Row, watch
     from tokentrace.attach.watch import show as show_rows
 
-    if not attached.agents:
+    receiver = settings.receiver
+    if not attached.agents and receiver is None:
         why = f": {attached.reason}" if attached.reason else ""
         raise AttachError(f"requests of others are seen from inside the server only{why}", fix=attached.fix)
     rows: list[Row] = []
     errors: list[str] = []
     interrupted = False
 
+    def source(idle: Any) -> Any:
+        bounds = {"for_s": asked.for_s, "requests": asked.requests, "idle": idle}
+        if receiver is not None:
+            return watch_told(attached, settings, receiver, **bounds)
+        return watch(attached, settings, with_text=asked.with_text, deep=asked.deep, steps=asked.steps, **bounds)
+
     def runs(idle: Any) -> Any:
         nonlocal interrupted
         try:
-            for row, run in watch(
-                attached,
-                settings,
-                for_s=asked.for_s,
-                requests=asked.requests,
-                with_text=asked.with_text,
-                deep=asked.deep,
-                steps=asked.steps,
-                idle=idle,
-            ):
+            for row, run in source(idle):
                 rows.append(row)
                 if run.export_error is not None:
                     errors.append(str(run.export_error))

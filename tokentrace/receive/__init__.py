@@ -5,8 +5,8 @@
         ...send the request with that trace id...
         receiver.wait(lambda spans: bool(spans))
 
-No collector: it takes spans of the one trace that it was told to expect, a bounded number of them, and refuses all
-others without keeping anything. It listens on the loopback only.
+No collector: it takes spans of the one trace that it was told to expect (or, to watch, the server's span of each
+request), a bounded number of them, and refuses all others without keeping anything. It listens on the loopback only.
 """
 
 from __future__ import annotations

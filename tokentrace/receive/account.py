@@ -15,15 +15,19 @@ from typing import Any
 from tokentrace.exchange import Exchange
 from tokentrace.layers import load
 from tokentrace.model import DOWN, UP, Event, Record
-from tokentrace.receive.spans import ReceivedSpan, number
+from tokentrace.receive.spans import FIRST_TOKEN, ReceivedSpan, number
 
 LAYER = 6
 SOURCE = "tokentrace.source"
 #: What sticks out of the request by more than this was timed by another clock; servers of one host tidy up in less.
 OUT_NS = 50_000_000
-_LATENCY = "gen_ai.latency."
-_QUEUE, _PREFILL, _DECODE = "time_in_queue", "time_in_model_prefill", "time_in_model_decode"
-_FIRST = "time_to_first_token"
+_FIGURES = {
+    "queue_wait": "gen_ai.latency.time_in_queue",
+    "prefill": "gen_ai.latency.time_in_model_prefill",
+    "decode": "gen_ai.latency.time_in_model_decode",
+    "ttft": FIRST_TOKEN,
+    "e2e": "gen_ai.latency.e2e",
+}
 _PLACED = "the length is the server's figure; where it lies follows from its time to the first token"
 
 
@@ -44,17 +48,21 @@ def account(
     offset = _offset(spans, exchange)
     ids = {span.span_id for span in spans}
     records = [_record(span, ids, parent_id, process, offset) for span in spans]
-    main = next((span for span in spans if number(span.attributes, f"{_LATENCY}{_FIRST}") is not None), None)
-    figures: dict[str, int] = {}
-    if main is not None:
-        for name, key in (("queue_wait", _QUEUE), ("prefill", _PREFILL), ("decode", _DECODE), ("ttft", _FIRST),
-                          ("e2e", "e2e")):  # fmt: skip
-            seconds = number(main.attributes, f"{_LATENCY}{key}")
-            if seconds is not None:
-                figures[name] = round(seconds * 1e9)
-        if phases:
-            records += _phases(main, figures, process, offset)
+    main = next((span for span in spans if number(span.attributes, FIRST_TOKEN) is not None), None)
+    figures = figures_of(main) if main is not None else {}
+    if main is not None and phases:
+        records += _phases(main, figures, process, offset)
     return Account(records, figures, offset, _who(spans[0]) if spans else "")
+
+
+def figures_of(span: ReceivedSpan) -> dict[str, int]:
+    """The durations that the server's span of a request tells, ns by name; what it does not tell is not there."""
+    found = {}
+    for name, key in _FIGURES.items():
+        seconds = number(span.attributes, key)
+        if seconds is not None:
+            found[name] = round(seconds * 1e9)
+    return found
 
 
 def _offset(spans: Sequence[ReceivedSpan], exchange: Exchange) -> int:

@@ -37,9 +37,9 @@ def add_account(
         mine = _of(one, asked, spans)
         if mine:
             known = {**processes, **found}
-            key, process = _process(mine[0], one.exchange, known)
+            key, process = process_of(mine[0], known, same_clock=_lies_in(mine[0], one.exchange))
             found.setdefault(key, process)
-            _add(one, account(mine, one.exchange, one.client_span_id, key, phases=not _engine_seen(one)))
+            add(one, account(mine, one.exchange, one.client_span_id, key, phases=not _engine_seen(one)))
         else:
             _missing(one, receiver)
     return {key: process for key, process in found.items() if key not in processes}
@@ -69,20 +69,20 @@ def _engine_seen(one: PassRecords) -> bool:
     return any(record.layer == LAYER and record.name in ("queue wait", "step") for record in one.records)
 
 
-def _process(span: ReceivedSpan, exchange: Exchange, known: Mapping[str, Process]) -> tuple[str, Process]:
+def process_of(span: ReceivedSpan, known: Mapping[str, Process], *, same_clock: bool) -> tuple[str, Process]:
     """Where the span comes from. Only a sender whose clock is ours is taken to be on this host."""
     pid = pid_of(span)
-    same = _lies_in(span, exchange)
-    if pid and same and str(pid) in known:
+    if pid and same_clock and str(pid) in known:
         return str(pid), known[str(pid)]
     key = f"server {pid}" if pid else "server"
     attributes = {name: value for name, value in span.resource.items() if not isinstance(value, list)}
     if pid:
         attributes["process.pid"] = pid
-    return key, Process(key, {**(this_host() if same else {}), **attributes})
+    return key, Process(key, {**(this_host() if same_clock else {}), **attributes})
 
 
-def _add(one: PassRecords, told: Account) -> None:
+def add(one: PassRecords, told: Account) -> None:
+    """Put the records into the pass, and the figures beside layer 6's facts."""
     one.records = [*one.records, *told.records]
     facts: dict[str, object] = {f"server_{name}_ns": value for name, value in told.figures.items()}
     facts["server_spans"] = sum(1 for record in told.records if record.span_id)

@@ -22,7 +22,7 @@ REFUSAL = "tokentrace takes spans of the one request it has sent, and keeps no o
 
 
 class Receiver:
-    """Takes spans of one trace by gRPC and by HTTP. A context manager; it listens from the beginning.
+    """Takes spans of one trace, or of requests, by gRPC and by HTTP. A context manager; it listens from the beginning.
 
     `messages`: that came, readable or not. `refused`: spans of other traces, or beyond the bound. `unreadable`:
     messages that are no OTLP protobuf. `patience_s`: how long a request's spans are waited for. Made by `open`.
@@ -31,7 +31,7 @@ class Receiver:
     def __init__(self, *, grpc_port: int, http_port: int) -> None:
         self.messages = self.refused = self.unreadable = 0
         self.patience_s = PATIENCE_S
-        self._wanted = 0
+        self._wanted: int | None = 0
         self._spans: dict[int, ReceivedSpan] = {}
         self._changed = threading.Condition()
         self._stack = ExitStack()
@@ -64,10 +64,24 @@ class Receiver:
 
     def expect(self, trace_id: int) -> None:
         """From now on take spans of this trace, and of no other; forget what came before."""
+        self._expect(trace_id)
+
+    def expect_requests(self) -> None:
+        """From now on take the server's span of each request, whoever sent it, and no other; fetch them by `drain`."""
+        self._expect(None)
+
+    def _expect(self, wanted: int | None) -> None:
         with self._changed:
-            self._wanted = trace_id
+            self._wanted = wanted
             self._spans.clear()
             self.messages = self.refused = self.unreadable = 0
+
+    def drain(self) -> list[ReceivedSpan]:
+        """What was received since the last call, by end, and makes room for more."""
+        with self._changed:
+            found = sorted(self._spans.values(), key=lambda span: span.end_ns)
+            self._spans.clear()
+        return found
 
     def spans(self) -> list[ReceivedSpan]:
         """What was received so far, by start."""
@@ -104,9 +118,7 @@ class Receiver:
             self.unreadable += 1
             self._changed.notify_all()
 
-    def wait(
-        self, enough: Callable[[Sequence[ReceivedSpan]], bool], timeout_s: float, settle_s: float = 0.25
-    ) -> bool:
+    def wait(self, enough: Callable[[Sequence[ReceivedSpan]], bool], timeout_s: float, settle_s: float = 0.25) -> bool:
         """Until `enough(spans)` and then `settle_s` more, or for `timeout_s`; says whether it was enough."""
         deadline = time.monotonic() + timeout_s
         while not enough(self.spans()):

@@ -42,8 +42,13 @@ class Message:
     others: int = 0
 
 
-def read(body: bytes, wanted: int, room: int) -> Message:
-    """The message's spans of the trace `wanted` (0: none), at most `room` of them; what is beyond counts as others.
+#: By this attribute the span of a request is known (vllm/tracing/utils.py); its value is in seconds.
+FIRST_TOKEN = "gen_ai.latency.time_to_first_token"
+
+
+def read(body: bytes, wanted: int | None, room: int) -> Message:
+    """The message's spans of the trace `wanted` (0: none; None: the span of each request, of whatever trace), at most
+    `room` of them; what is beyond counts as others.
 
     `body` is an ExportTraceServiceRequest in protobuf. Raises ValueError when it is not.
     """
@@ -56,11 +61,17 @@ def read(body: bytes, wanted: int, room: int) -> Message:
         raise ValueError(f"not an OTLP message: {error}") from error
     found = Message()
     key = wanted.to_bytes(16, "big") if wanted else b""
+
+    def keep(span: Any) -> bool:
+        if wanted is None:
+            return len(span.trace_id) == 16 and any(item.key == FIRST_TOKEN for item in span.attributes)
+        return bool(key) and span.trace_id == key
+
     for group in request.resource_spans:
         resource: Attributes | None = None
         for scoped in group.scope_spans:
             for span in scoped.spans:
-                if not key or span.trace_id != key or len(found.spans) >= room or len(span.span_id) != 8:
+                if not keep(span) or len(found.spans) >= room or len(span.span_id) != 8:
                     found.others += 1
                     continue
                 if resource is None:
