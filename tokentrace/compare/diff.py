@@ -3,7 +3,8 @@
     schema, verdict {status, sentence, layer, layer_label, level, key, contributor}, noise {method, known, sentence},
     per_token {base_ns, new_ns, change} or null, unlike [text] (what was not the same work, told in the verdict),
     base / new {measurements [{label, kind, pass, deep_pass, wall_ns, ttft_ns, tokens}], median_wall_ns},
-    wall, ttft (rows or null), levels {layers, spans, steps, modules, operators, kernels: [row]},
+    wall, ttft (rows or null), even {main, deep} (the share by which all parts changed alike),
+    levels {layers, spans, steps, modules, operators, kernels: [row]},
     missing {level: why}, notes [text]
 
 Rows as in `rows.Row`. Times are ns; null means not known, never zero. Keys may be added within a version.
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tokentrace.compare.evenness import Even, even_of
 from tokentrace.compare.noise import FLOORS
 from tokentrace.compare.rows import Row, level_rows, ttft_row, wall_row
 from tokentrace.compare.sample import LEVELS, Sample, fill
@@ -42,6 +44,7 @@ class Diff:
     per_token: PerToken | None = None
     unlike: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    even: Even = field(default_factory=Even)
 
     @property
     def noise_known(self) -> bool:
@@ -62,7 +65,8 @@ class Diff:
             return "one run a side, without repeated steps or passes: nothing is known about noise; give several a side"
         return (
             f"one run a side: how much equal runs differ is not known; a difference counts from {FLOORS:.0f} times "
-            "what the scatter of steps and passes inside the runs comes to; give several a side to know"
+            "what the scatter of steps and passes inside the runs comes to, and where it is more than what all parts "
+            "have in common; give several a side to know"
         )
 
     def exceeds(self, share: float | None, ns: float | None) -> bool:
@@ -95,6 +99,7 @@ class Diff:
             "per_token": self.per_token.as_dict() if self.per_token is not None else None,
             "unlike": list(self.unlike),
             "lost": list(self.lost),
+            "even": self.even.as_dict(),
             "levels": {level: [row.as_dict() for row in rows] for level, rows in self.levels.items()},
             "missing": dict(self.missing),
             "notes": list(self.notes),
@@ -148,8 +153,9 @@ def compare_samples(base: Sequence[Sample], new: Sequence[Sample]) -> Diff:
             "a recording of a chip cannot be compared with a traced request", fix="give two recordings, or two runs"
         )
     fill(every)
-    levels = {level: level_rows(level, base, new) for level in LEVELS}
-    wall = wall_row(base, new)
+    even = even_of(base, new)
+    levels = {level: level_rows(level, base, new, even) for level in LEVELS}
+    wall = wall_row(base, new, even)
     missing = {}
     for level in LEVELS:
         why = next((s.missing[level] for s in every if level in s.missing), "")
@@ -160,7 +166,7 @@ def compare_samples(base: Sequence[Sample], new: Sequence[Sample]) -> Diff:
     verdict = judge(wall, levels, base, new)
     if unlike:
         verdict.sentence = f"Not alike: {listed(unlike)}. {verdict.sentence}{_a_token(per_token)}"
-    ttft = ttft_row(base, new)
+    ttft = ttft_row(base, new, even)
     if lost:
         for row in (wall, *([ttft] if ttft is not None else []), *(row for rows in levels.values() for row in rows)):
             row.beyond_noise = None
@@ -176,6 +182,7 @@ def compare_samples(base: Sequence[Sample], new: Sequence[Sample]) -> Diff:
         per_token=per_token,
         unlike=unlike,
         lost=lost,
+        even=even,
     )
 
 

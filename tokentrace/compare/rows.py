@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from tokentrace.compare.evenness import Even
 from tokentrace.compare.noise import ALPHA, FLOORS, Side, Slots, floor, holm, shift
 from tokentrace.compare.sample import LEVELS, MODEL, NOBODY, Amount, Sample, again_values
 
+#: One run a side: of so many repeated parts so many must have changed in the same direction.
+_REPEATED, _NEARLY = 4, 0.9
 #: What is less than this share of the wall time on both sides is not tested: each test makes the others weaker.
 _SMALL = 0.001
 
@@ -20,7 +24,8 @@ class Row:
 
     `beyond_noise` None: not known, because one measurement a side shows no noise for it, or not tested (`small`).
     `low_ns` to `high_ns` holds the difference with probability `confidence`; `floor_ns` is what noise inside two
-    single runs comes to.
+    single runs comes to, `limit_ns` how large a difference of theirs has to be, and `even_ns` what it would be if this
+    thing changed as all others did.
     """
 
     key: str
@@ -37,9 +42,22 @@ class Row:
     confidence: float | None = None
     p: float | None = None
     floor_ns: float | None = None
+    limit_ns: float | None = None
+    even_ns: float = 0.0
+    is_whole: bool = False  # the request or its first token, of which all other rows are parts
     beyond_noise: bool | None = None
     only_in: str = ""  # base or new
     small: bool = False  # too small on both sides to be worth a test
+
+    @property
+    def is_even(self) -> bool:
+        """Is it beyond noise, but no more than everything else is?"""
+        if self.limit_ns is None:
+            return False
+        rest = abs(self.difference_ns - self.even_ns)
+        if self.is_whole:  # a load does not hold all parts up to the same degree: most of it is enough
+            rest = min(rest, self.limit_ns) if rest <= abs(self.even_ns) / 2 else rest
+        return abs(self.difference_ns) > self.limit_ns >= rest
 
     def as_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -50,9 +68,10 @@ class _Tested:
     row: Row
     p: float | None
     separated: bool
+    pairs: list[tuple[int, int]]  # one run a side: the repeated parts that both have, base and new
 
 
-def level_rows(level: str, base: Sequence[Sample], new: Sequence[Sample]) -> list[Row]:
+def level_rows(level: str, base: Sequence[Sample], new: Sequence[Sample], even: Even) -> list[Row]:
     """One row a key, the largest difference first. Empty when a side does not know this level at all."""
     if not all(level in sample.levels for sample in (*base, *new)):
         return []
@@ -69,20 +88,24 @@ def level_rows(level: str, base: Sequence[Sample], new: Sequence[Sample]) -> lis
                 found.row.small = True
             tested[key] = found
     # The wall time is tested by itself; that all levels stay quiet for equal sides is the second 95 %.
-    return _decide(tested, ALPHA / len(LEVELS))
+    return _decide(tested, even.of(level), even.spread_of(level), ALPHA / len(LEVELS))
 
 
-def wall_row(base: Sequence[Sample], new: Sequence[Sample]) -> Row:
+def wall_row(base: Sequence[Sample], new: Sequence[Sample], even: Even) -> Row:
     sides = [[Side(s.wall, s.scatter, s.drifts) for s in side] for side in (base, new)]
     tested = _test("wall", "the request" if base[0].kind != "import" else "the recording", 0, *sides)
     row = tested.row
     if row.floor_ns is not None:
         # A wild step or pass is noise of this one run's size: that one side takes twice as long is never within it.
         row.floor_ns = min(row.floor_ns, min(row.base_ns or 0, row.new_ns or 0) / FLOORS)
-    return _decide({"wall": tested})[0]
+    row.is_whole = True
+    row = _decide({"wall": tested}, even.main)[0]
+    if row.is_even:
+        row.beyond_noise = None
+    return row
 
 
-def ttft_row(base: Sequence[Sample], new: Sequence[Sample]) -> Row | None:
+def ttft_row(base: Sequence[Sample], new: Sequence[Sample], even: Even) -> Row | None:
     """Time to the first token; None where it is not known of every measurement."""
     sides: list[list[Side]] = [[], []]
     for side, samples in zip(sides, (base, new), strict=True):
@@ -90,7 +113,12 @@ def ttft_row(base: Sequence[Sample], new: Sequence[Sample]) -> Row | None:
             if sample.ttft_ns is None:
                 return None
             side.append(Side({("", 0): sample.ttft_ns}, sample.scatter, sample.drifts))
-    return _decide({"ttft": _test("ttft", "the first token", 0, *sides)})[0]
+    tested = _test("ttft", "the first token", 0, *sides)
+    tested.row.is_whole = True
+    row = _decide({"ttft": tested}, even.main)[0]
+    if row.is_even:
+        row.beyond_noise = None
+    return row
 
 
 def _row(level: str, key: Hashable, amount: Amount, base: Sequence[Sample], new: Sequence[Sample]) -> _Tested | None:
@@ -138,12 +166,19 @@ def _test(key: str, label: str, layer: int, base: Sequence[Side], new: Sequence[
     )
     if found.p_size is None:
         row.floor_ns = floor(base[0], new[0])
-    return _Tested(row, found.p_size, found.separated)
+    pairs = []
+    if found.p_size is None:
+        pairs = [(base[0].slots[slot], new[0].slots[slot]) for slot in base[0].slots.keys() & new[0].slots.keys()]
+    return _Tested(row, found.p_size, found.separated, pairs)
 
 
-def _decide(tested: Mapping[Hashable, _Tested], alpha: float = ALPHA) -> list[Row]:
-    """Fill in `beyond_noise` of rows that were tested together."""
+def _decide(tested: Mapping[Hashable, _Tested], even: float, spread: float = 0.0, alpha: float = ALPHA) -> list[Row]:
+    """Fill in `beyond_noise` of rows that were tested together. `even`: the share by which everything changed, give
+    or take `spread`."""
     hold = holm({key: one.p for key, one in tested.items() if one.p is not None and not one.row.small}, alpha)
+    # Of many rows one lies far out by chance: as t with nine degrees of freedom has it (ten steps), within a tenth.
+    many = sum(not one.row.small for one in tested.values())
+    times = FLOORS * math.sqrt(1 + math.log(max(many, 1)))
     for key, one in tested.items():
         row = one.row
         if row.small:
@@ -151,8 +186,20 @@ def _decide(tested: Mapping[Hashable, _Tested], alpha: float = ALPHA) -> list[Ro
         if one.p is not None:
             row.beyond_noise = key in hold and one.separated
         elif row.floor_ns is not None:
-            row.beyond_noise = abs(row.difference_ns) > FLOORS * row.floor_ns
+            row.even_ns = even * (row.base_ns or 0)
+            row.limit_ns = times * math.hypot(row.floor_ns, spread * (row.base_ns or 0))
+            row.beyond_noise = abs(row.difference_ns) > row.limit_ns and not row.is_even
+            if len(tested) > 1 and not _agree(one.pairs, even, row.difference_ns):
+                row.beyond_noise = False
     return sorted((one.row for one in tested.values()), key=lambda row: (-abs(row.difference_ns), row.key))
+
+
+def _agree(pairs: list[tuple[int, int]], even: float, difference: float) -> bool:
+    """Did (nearly) every repeated part change that way? One that was held up once tells of the machine only."""
+    if len(pairs) < _REPEATED:
+        return True
+    same = sum((new - base * (1 + even)) * difference > 0 for base, new in pairs)
+    return same >= _NEARLY * len(pairs)
 
 
 def name_of(level: str, key: Hashable) -> str:

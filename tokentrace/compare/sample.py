@@ -92,7 +92,7 @@ class Sample:
     @property
     def wall(self) -> dict[Slot, int]:
         """The wall time by step and the rest. Compiling stands apart: it happens once, a step with it is no scatter."""
-        steps = self._steady()
+        steps = self.steady
         compiling = sum(self._compiling().values())
         rest = self.wall_ns - sum(steps.values()) - compiling
         if rest < 0:
@@ -102,9 +102,11 @@ class Sample:
     @property
     def scatter(self) -> Scatter | None:
         """How much its steps scatter."""
-        return scatter(self._steady())[1]
+        return scatter(self.steady)[1]
 
-    def _steady(self) -> dict[Slot, int]:
+    @property
+    def steady(self) -> dict[Slot, int]:
+        """The steps without what was compiled in them, which happens once."""
         compiling = self._compiling()
         return {step.slot: step.wall_ns - compiling.get(step.slot, 0) for step in self.steps}
 

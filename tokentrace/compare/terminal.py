@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING
 
 from tokentrace.compare.diff import Diff
-from tokentrace.compare.noise import FLOORS
 from tokentrace.compare.rows import Row
 from tokentrace.compare.sample import Sample
 from tokentrace.compare.verdict import signed
@@ -136,12 +135,14 @@ def _noise(row: Row) -> str:
         return f"only in {row.only_in}"
     if row.small:
         return "small"
+    if row.is_even:
+        return "even"
     if row.beyond_noise is None:
         return "unknown"
     if row.low_ns is not None and row.high_ns is not None:
         inside = between(row.low_ns, row.high_ns)
         return f"beyond {inside}" if row.beyond_noise else f"within {inside}"
-    return f"{'beyond' if row.beyond_noise else 'within'} ±{duration(FLOORS * (row.floor_ns or 0))}"
+    return f"{'beyond' if row.beyond_noise else 'within'} ±{duration(row.limit_ns or 0)}"
 
 
 def between(low: float, high: float) -> str:

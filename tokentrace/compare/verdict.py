@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tokentrace.compare.noise import FLOORS
 from tokentrace.compare.rows import Row
 from tokentrace.compare.sample import Sample
 from tokentrace.layers import by_number
@@ -41,6 +40,9 @@ def judge(wall: Row, levels: dict[str, list[Row]], base: Sequence[Sample], new: 
     material = MATERIAL * (wall.base_ns or 0)
     large = {level: [row for row in rows if abs(row.difference_ns) >= material] for level, rows in levels.items()}
     layers = [row for row in large["layers"] if row.beyond_noise]
+    if wall.is_even and _stand_out(wall, large):
+        # Seen from outside a slow module slows all steps alike; seen from inside, it is not everything that is slow.
+        wall.beyond_noise = True
     if wall.beyond_noise:
         # The layers' differences add up to that of the wall time: that one is no noise, so its largest parts are none.
         sign = 1 if wall.difference_ns > 0 else -1
@@ -48,12 +50,14 @@ def judge(wall: Row, levels: dict[str, list[Row]], base: Sequence[Sample], new: 
         text = f"The new side is {amount(wall)} {status}"
         mine = [row for row in large["layers"] if row.difference_ns * sign > 0]
         layers = [row for row in layers if row in mine] or mine[:1]
-    elif layers:
+    elif layers and not wall.is_even:
         sign = 1 if layers[0].difference_ns > 0 else -1
         status, mine = "shifted", layers[:1]
         text = f"As a whole there is no difference beyond noise ({signed(wall)})"
     elif wall.difference_ns == 0:
         return Verdict("same", "No difference at all: both sides took the same time.")
+    elif wall.is_even:
+        return _even(wall, layers)
     elif wall.beyond_noise is None:
         sign = 1 if wall.difference_ns > 0 else -1
         status, mine = "unknown", [row for row in large["layers"] if row.difference_ns * sign > 0]
@@ -81,6 +85,34 @@ def judge(wall: Row, levels: dict[str, list[Row]], base: Sequence[Sample], new: 
     others = [f"{row.label} ({signed(row)})" for row in layers if row is not top][:2]
     verdict.sentence += f"; also {listed(others)}." if others else "."
     return verdict
+
+
+def _stand_out(wall: Row, large: dict[str, list[Row]]) -> bool:
+    """Do some modules or operators by themselves make up a good part of the difference?"""
+    sign = 1 if wall.difference_ns > 0 else -1
+    for level in ("modules", "operators", "kernels"):
+        found = sum(
+            row.difference_ns for row in large.get(level, ()) if row.beyond_noise and row.difference_ns * sign > 0
+        )
+        if found * sign >= _ALONE * abs(wall.difference_ns):
+            return True
+    return False
+
+
+def _even(wall: Row, layers: Sequence[Row]) -> Verdict:
+    """All parts changed alike, and one run a side cannot tell whose doing that is."""
+    took = "longer" if wall.difference_ns > 0 else "less time"
+    found = layers[0] if layers else None
+    text = (
+        f"The new side differs by {signed(wall)}, and all its parts took {took} alike: a busier or slower machine does "
+        "that as well, and one run a side cannot tell; give several a side, made in turn"
+    )
+    if found is None:
+        return Verdict("unknown", f"{text}.")
+    return Verdict(
+        "unknown", f"{text}. Beyond that {found.label} differs by {signed(found)}.", found.layer, found.label,
+        "layers", found.key, f"{found.label} ({signed(found)})",
+    )  # fmt: skip
 
 
 def cannot_tell(lost: Sequence[str], wall: Row) -> Verdict:
@@ -123,8 +155,8 @@ def signed(row: Row) -> str:
 def _noise(row: Row) -> str:
     if row.low_ns is not None and row.high_ns is not None and row.confidence is not None:
         return f"{row.confidence:.0%} interval {duration(row.low_ns)} to {duration(row.high_ns)}".replace("%", " %")
-    if row.floor_ns is not None:
-        return f"and noise seen inside the two runs allows for ±{duration(FLOORS * row.floor_ns)}"
+    if row.limit_ns is not None:
+        return f"and noise seen inside the two runs allows for ±{duration(row.limit_ns)}"
     return "noise unknown"
 
 

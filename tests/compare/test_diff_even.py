@@ -1,0 +1,73 @@
+"""One run a side: what a busier machine does to all parts alike is no verdict; what stands out of that still is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from test_diff_structure import MS, sample, trace
+
+from tokentrace.analyze import analyze
+from tokentrace.compare import compare_samples
+from tokentrace.compare.evenness import even_of
+from tokentrace.compare.sample import Sample, of_pass
+from tokentrace.model import Trace
+
+
+def stretched(made: Trace, factor: Callable[[float], float]) -> Sample:
+    """The same pass on a machine that takes `factor(t)` times as long at the share t of it."""
+    start, end = made.start_ns[0], made.end_ns[0]
+    at = np.linspace(start, end, 2_001)
+    grown = start + np.concatenate([[0], np.cumsum(np.diff(at) * [factor(t) for t in np.linspace(0, 1, 2_000)])])
+    for times in (made.start_ns, made.end_ns):
+        for row, value in enumerate(times):
+            times[row] = int(np.interp(value, at, grown))
+    return of_pass(made, analyze(made), "once", "x")
+
+
+def wavy(seed: int, level: float) -> Callable[[float], float]:
+    """A load around `level` that comes and goes."""
+    drawn = np.random.default_rng(seed).normal(0, 0.05, 12)
+    return lambda t: level * (1 + float(drawn[min(int(t * 12), 11)]))
+
+
+@pytest.mark.parametrize("level", [1.5, 2.5, 0.4])
+def test_a_machine_that_is_busier_is_not_called_a_slower_program(level: float) -> None:
+    base, new = stretched(trace(), wavy(1, 1.0)), stretched(trace(), wavy(2, level))
+    found = compare_samples([base], [new])
+    assert found.verdict.status == "unknown" and "alike" in found.verdict.sentence, found.verdict.sentence
+    assert found.even.main == pytest.approx(level - 1, abs=0.1 * level)
+    assert found.wall.beyond_noise is None and not found.exceeds(0.1, None)
+    assert found.undecided(0.1, None) is (level > 1)
+
+
+@pytest.mark.parametrize("level", [1.0, 1.5])
+def test_what_stands_out_of_a_busier_machine_is_named(level: float) -> None:
+    base = stretched(trace(), wavy(1, 1.0))
+    module = compare_samples([base], [stretched(trace(slow={"layers.1.mlp": 900_000}), wavy(2, level))])
+    assert (module.verdict.status, module.verdict.key) == ("slower", "layers.1.mlp"), module.verdict.sentence
+    encode = compare_samples([base], [stretched(trace(encode=20 * MS), wavy(2, level))])
+    assert (encode.verdict.status, encode.verdict.layer) == ("slower", 7), encode.verdict.sentence
+
+
+def test_a_part_that_was_held_up_once_is_the_machine() -> None:
+    base, held = sample(jitter=500), trace(jitter=500)
+    name = held.names.index("layers.1.mlp")
+    at = [row for row in range(len(held)) if held.name[row] == name][3]
+    cut = held.end_ns[at]
+    for times in (held.start_ns, held.end_ns):
+        for row, value in enumerate(times):
+            if (value >= cut and row != at) or (row == at and times is held.end_ns):
+                times[row] = value + 2 * MS
+    found = compare_samples([base], [of_pass(held, analyze(held), "once", "x")])
+    part = next(one for one in found.levels["modules"] if one.key == "layers.1.mlp")
+    assert part.difference_ns == pytest.approx(2 * MS) and part.beyond_noise is False
+
+
+def test_several_runs_and_recordings_are_judged_as_they_are() -> None:
+    slow = [stretched(trace(seed=n), wavy(n, 1.5)) for n in (1, 2, 3, 4)]
+    found = compare_samples([stretched(trace(seed=n), wavy(n, 1.0)) for n in (5, 6, 7, 8)], slow)
+    assert found.verdict.status == "slower" and found.even.main == 0
+    base, new = Sample("a", "import", "import", 5), Sample("b", "import", "import", 9)
+    assert even_of([base], [new]).main == 0
