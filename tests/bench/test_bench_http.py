@@ -38,7 +38,7 @@ def environment(data: Path) -> dict[str, str]:
 
 def bench(*arguments: str, data: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, env=environment(data), timeout=120, check=False
+        [*COMMAND, *arguments], capture_output=True, text=True, env=environment(data), timeout=240, check=False
     )
     assert done.returncode == code, done.stderr + done.stdout
     assert "Traceback" not in done.stderr + done.stdout
@@ -69,7 +69,7 @@ def chats(server: ScriptedServer) -> list[Request]:
 
 def test_sends_what_it_said_and_counts_no_warmup(tmp_path: Path) -> None:
     with ScriptedServer() as server:
-        server.on("POST", "/v1/chat/completions", reply(first_s=0.5), reply())
+        server.on("POST", "/v1/chat/completions", reply(first_s=0.5), reply(gap_s=0.05))
         done = bench("Hi", "--url", api(server), "--model", "alpha", "-n", "6", "--max-tokens", "7", "--key", KEY,
                      "--json", data=tmp_path)  # fmt: skip
     found = orjson.loads(done.stdout)
@@ -83,12 +83,12 @@ def test_sends_what_it_said_and_counts_no_warmup(tmp_path: Path) -> None:
     assert figures["ttft"]["count"] == 6 and figures["ttft"]["min"] >= 30e6
     assert one["warmup"]["first_total_ns"] > 500e6
     assert figures["inter_token"]["count"] == 24 and figures["inter_token"]["requests"] == 6
-    assert figures["mean_inter_token"]["min"] >= 9e6
+    assert figures["mean_inter_token"]["min"] >= 25e6  # four gaps of 50 ms, the first read late
     assert figures["total"]["p99"]["value"] is None and "it takes 100" in figures["total"]["p99"]["why"]
     # The kept trace is the slowest request, and can be shown.
     slowest = max(found["requests"], key=lambda r: r["total_ns"])
     show = [*COMMAND[:-1], "show", one["slowest"], "--json"]
-    shown = subprocess.run(show, capture_output=True, env=environment(tmp_path), timeout=60, check=True)
+    shown = subprocess.run(show, capture_output=True, env=environment(tmp_path), timeout=240, check=True)
     assert orjson.loads(shown.stdout)["wall_ns"] == slowest["total_ns"]
 
 
@@ -118,13 +118,20 @@ def test_two_endpoints_take_turns(tmp_path: Path) -> None:
 
 
 def test_never_more_at_a_time_than_asked_for(tmp_path: Path) -> None:
-    lock, now, most = threading.Lock(), [0], [0]
+    lock, now, most, came = threading.Lock(), [0], [0], [0]
+    full = threading.Event()
 
     def answer(_: Request) -> Answer:
         with lock:
+            came[0] += 1
             now[0] += 1
             most[0] = max(most[0], now[0])
-        time.sleep(0.05)
+            if now[0] >= 3:
+                full.set()
+            warmup = came[0] == 1
+        if not warmup:
+            full.wait(60)  # as many as may be there at a time
+            time.sleep(0.05)  # one too many would come meanwhile
         with lock:
             now[0] -= 1
         return hello()
@@ -209,11 +216,11 @@ def test_ctrl_c_gives_the_figures_until_then(tmp_path: Path) -> None:
             "--json",
         ]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(tmp_path))
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while len(chats(server)) < 9 and time.monotonic() < end and process.poll() is None:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=240)
     assert process.returncode == 130, stderr
     found = orjson.loads(stdout)
     assert found["interrupted"] and 5 <= found["targets"][0]["ok"] < 400

@@ -229,7 +229,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[
 
 def diff(*arguments: str, data: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "TOKENTRACE_DATA_DIR": str(data)}
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, env=env, timeout=60, check=False)
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, env=env, timeout=240, check=False)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -261,7 +261,7 @@ def test_a_reader_that_goes_away_is_no_slower_run(how: tuple[str, ...], stored: 
             stdout=writing,
             stderr=subprocess.PIPE,
             env=env,
-            timeout=60,
+            timeout=240,
             check=False,
         )
     finally:

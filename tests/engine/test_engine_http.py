@@ -92,14 +92,15 @@ def test_two_prompts_at_once_share_a_batch(engine: Any) -> None:
                 text = (await client.get("/metrics")).text
                 line = next(line for line in text.splitlines() if line.startswith("tokentrace:num_requests_running"))
                 together = max(together, int(float(line.rsplit(" ", 1)[1])))
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.01)
             await asyncio.gather(*tasks)
         return order, together
 
     order, together = asyncio.run(both())
     changes = sum(left != right for left, right in itertools.pairwise(order))
     assert together == 2, "the scheduler held both as running"
-    assert changes > 100, "their tokens came in turn, step by step"
+    # One after the other would be one change; a reader who is late finds several tokens of each at once.
+    assert changes > 10, "their tokens came in turn, step by step"
 
 
 def test_a_reply_is_the_same_alone_and_in_a_batch(engine: Any) -> None:
@@ -210,7 +211,7 @@ def test_a_client_that_goes_away_frees_its_place(client: httpx.Client) -> None:
     before = metric(client, "request_success_total", finished_reason="abort")
     with client.stream("POST", "/v1/chat/completions", json={**LONG, "max_tokens": 1000, "stream": True}) as answer:
         next(answer.iter_lines())
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while metric(client, "num_requests_running") and time.monotonic() < deadline:
         time.sleep(0.05)
     assert metric(client, "num_requests_running") == 0

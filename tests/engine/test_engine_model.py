@@ -170,7 +170,7 @@ def test_two_runs_at_once_convert_once(cache: Path, wheel: Path) -> None:
     runs = [
         subprocess.Popen([sys.executable, "-c", code, str(wheel)], stdout=subprocess.PIPE, text=True) for _ in range(2)
     ]
-    outputs = [run.communicate(timeout=120)[0] for run in runs]
+    outputs = [run.communicate(timeout=280)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0]
     assert sum("converting" in output for output in outputs) == 1
     assert sorted(output.split()[-1] for output in outputs) == sorted(["cache", str(wheel)])

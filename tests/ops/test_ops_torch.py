@@ -102,10 +102,11 @@ def test_the_operators_of_the_engines_thread_are_recorded_with_shapes_and_times(
     assert set(recorded.arrays["thread"][linear].tolist()) == {engine.native_id}
     assert header["steps"] == 5 and header["started_between_steps"] and header["stopped_between_steps"]
     assert header["stop_cost_ns"] > 0 and header["read_cost_ns"] > 0 and header["problem"] == ""
-    # Times are unix time: each product lies inside the step as the engine's own clock has it.
+    # Times are unix time: each product lies inside the step as the engine's own clock has it. The profiler's clock is
+    # set against that one when it starts, and less well on a busy machine.
     for row in linear.tolist():
         start, end = int(recorded.arrays["start_ns"][row]), int(recorded.arrays["end_ns"][row])
-        assert any(begin - 50_000 <= start <= end <= finish + 50_000 for begin, finish in engine.steps[:5])
+        assert any(begin - 1_000_000 <= start <= end <= finish + 1_000_000 for begin, finish in engine.steps[:5])
     assert "USDT" not in "".join(capfd.readouterr()), "kineto talks on the engine's output"
 
 
@@ -142,14 +143,14 @@ def test_recording_ends_after_the_steps_asked_for(engine: Engine) -> None:
 
 def test_recording_ends_after_the_time_asked_for(engine: Engine) -> None:
     group = OpsGroup()
-    group.enable(emit, {**STEP, "max_seconds": 0.2})
+    group.enable(emit, {**STEP, "max_seconds": 2.0})
     engine.run(1)
-    time.sleep(0.6)
+    time.sleep(2.5)
     engine.run(3)
     group.disable()
     ((header, blobs),) = group.bulk()
     names = as_columns(header, blobs).arrays["name"]
-    assert "0.2 s only" in header["limited"] and header["steps"] == 4
+    assert "2 s only" in header["limited"] and header["steps"] == 4
     assert int((names == header["names"].index("aten::linear")).sum()) == 2
 
 

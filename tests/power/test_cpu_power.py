@@ -45,24 +45,33 @@ def zone(root: Path, name: str, label: str, energy_uj: int, range_uj: int | None
 
 
 class Meter:
-    """Writes a counter file as a package that draws `watts` would move it, wrapping at `range_uj`."""
+    """Writes a counter file as a package that draws `watts` would move it, wrapping at `range_uj`.
+
+    `late_s`: how far behind it was at most, because the machine had other things to do.
+    """
 
     def __init__(self, file: Path, watts: float, start_uj: int, range_uj: int) -> None:
         self._file, self._watts, self._start, self._range = file, watts, start_uj, range_uj
-        self._stop = threading.Event()
+        self._stop, self._wrote = threading.Event(), threading.Event()
+        self.late_s = 0.0
         self._born = time.time_ns()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
         beside = self._file.with_name("new")
+        last = time.monotonic()
         while not self._stop.is_set():
             drawn = self._watts * (time.time_ns() - self._born) / 1000
             beside.write_text(str(int(self._start + drawn) % self._range))
             beside.replace(self._file)
+            self._wrote.set()
+            now = time.monotonic()
+            self.late_s, last = max(self.late_s, now - last), now
             time.sleep(0.002)
 
     def __enter__(self) -> Meter:
         self._thread.start()
+        assert self._wrote.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -87,14 +96,17 @@ def test_a_package_counter_that_wraps_during_the_request(folder: Path) -> None:
     range_uj = 20_000_000
     package = zone(folder, "intel-rapl:0", "package-0", 0, range_uj)
     probe = PowerProbe(find=lambda: [rapl(folder)])
-    with Meter(package / "energy_uj", 50.0, range_uj - 10_000_000, range_uj):
-        time.sleep(0.02)
-        records, _ = one_request(probe, 0.5)
+    for _ in range(5):  # until the meter itself was in time
+        with Meter(package / "energy_uj", 50.0, range_uj - 10_000_000, range_uj) as meter:
+            records, _ = one_request(probe, 0.5)
+        if meter.late_s < 0.1:
+            break
     a = next(r for r in records if r.name == "power").attributes
     seconds = (records[0].end_ns - records[0].start_ns) / NS
     assert a["tokentrace.power.method"] == "counter" and a["hw.name"] == "RAPL package-0" and a["hw.type"] == "cpu"
-    # The meter itself may be 2 ms and more behind, which is the machine's doing and not the sensor's.
-    assert a["tokentrace.power.joules"] == pytest.approx(50 * seconds, abs=a["tokentrace.power.error_joules"] + 5)
+    # The meter itself may be behind, which is the machine's doing and not the sensor's.
+    behind = 5 + 2 * 50 * meter.late_s
+    assert a["tokentrace.power.joules"] == pytest.approx(50 * seconds, abs=a["tokentrace.power.error_joules"] + behind)
     assert a["tokentrace.power.tokens_source"] == "chunks"
     assert probe.state.status == "seen"
 
@@ -187,7 +199,7 @@ def test_hwmon_meters_of_three_kinds(folder: Path) -> None:
 
 def test_processor_use_of_a_busy_child_is_seconds_and_not_joules() -> None:
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    idle = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    idle = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         time.sleep(0.3)
         probe = PowerProbe(find=lambda: [Found(tried=[Tried("NVML", "no library", "install the driver")])])

@@ -19,10 +19,10 @@ class UrlServer:
     def __init__(self, root: str) -> None:
         self.root = root
 
-    def get_text(self, path: str, *, timeout_s: float = 2.0) -> str:
+    def get_text(self, path: str, *, timeout_s: float = 60.0) -> str:
         return self._fetch(urllib.request.Request(self.root + path), timeout_s)
 
-    def post_json(self, path: str, body: Mapping[str, Any], *, timeout_s: float = 5.0) -> Any:
+    def post_json(self, path: str, body: Mapping[str, Any], *, timeout_s: float = 60.0) -> Any:
         data = json.dumps(body).encode()
         headers = {"content-type": "application/json"}
         text = self._fetch(urllib.request.Request(self.root + path, data, headers), timeout_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 from probe_requests import UrlServer, stream_chat
 
 from tokentrace.agent_client import AgentClient
+from tokentrace.layers import MARKS
 from tokentrace.model import DOWN, UP, Record
 from tokentrace.probe import ProbeContext
 from tokentrace.probes.queue import QueueProbe
@@ -144,22 +146,44 @@ def test_all_of_it_makes_one_tree(agent: AgentClient, running: Any) -> None:
         late = {"pass deep"} if any(r.name == pair[0] and r.end_ns > exchange.end_ns for r in records) else set()
         assert {p for c, p in pairs if c == pair[0]} - late == {pair[1]}, f"{pair[0]} hangs below several"
     assert trace.meta["stitch"]["dropped_outside"] == trace.meta["stitch"]["unresolved"] == 0
-    assert sum(one != "unseen" for one in name) == len(records) + 2, "the root and the pass"
+    assert sum(one not in MARKS for one in name) == len(records) + 2, "the root and the pass"
+
+
+def streamed(running: Any, prompt: str, **more: Any) -> Iterator[dict[str, Any]]:
+    """The events of one reply as they come; whoever stops reading hangs up."""
+    body = {"model": running.model_name, "messages": [{"role": "user", "content": prompt}], "stream": True, **more}
+    with httpx.stream("POST", f"{running.base_url}/chat/completions", json=body, timeout=120) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                yield json.loads(line[6:])
 
 
 def test_a_request_is_told_from_those_it_shared_steps_with(agent: AgentClient, running: Any) -> None:
-    others: list[Any] = []
+    others: set[str] = set()
+    ours_is_done, begun = threading.Event(), [threading.Event(), threading.Event()]
 
-    def other(prompt: str) -> None:
-        others.append(stream_chat(running.base_url, running.model_name, prompt, max_tokens=30, ignore_eos=True))
+    def other(prompt: str, began: threading.Event) -> None:
+        """Asks again and again until ours is done, and then hangs up."""
+        while not ours_is_done.is_set():
+            for event in streamed(running, prompt, max_tokens=400, ignore_eos=True):
+                others.add(event["id"])
+                if event["choices"] and event["choices"][0]["delta"].get("content"):
+                    began.set()
+                if ours_is_done.is_set():
+                    return
 
-    threads = [threading.Thread(target=other, args=(f"Count to {n}",)) for n in (20, 30)]
+    threads = [
+        threading.Thread(target=other, args=(f"Count to {n}", began)) for n, began in zip((20, 30), begun, strict=True)
+    ]
     for thread in threads:
         thread.start()
-    time.sleep(0.3)
-    context, found, states = trace_one(agent, running, "Hi", deep=True, max_tokens=6)
-    for thread in threads:
-        thread.join()
+    try:
+        assert all(began.wait(60) for began in begun)
+        context, found, states = trace_one(agent, running, "Hi", deep=True, max_tokens=6)
+    finally:
+        ours_is_done.set()
+        for thread in threads:
+            thread.join()
     steps = named(found[6], "step")
     assert len(steps) == 6 and states[6].facts["shared_steps"] > 0
     shared = [s.attributes for s in steps if s.attributes["tokentrace.step.batch_size"] > 1]
@@ -167,7 +191,7 @@ def test_a_request_is_told_from_those_it_shared_steps_with(agent: AgentClient, r
     assert all(a["tokentrace.step.scheduled_tokens"] > a["tokentrace.step.request_tokens"] for a in shared)
     assert len(named(found[5], "forward")) == 6
     rid = context.exchange.response_id
-    assert {r.request for r in found[7]} == {rid} and len({one.response_id for one in others} | {rid}) == 3
+    assert {r.request for r in found[7]} == {rid} and rid not in others and len(others) >= 2
     assert "".join(r.attributes["tokentrace.token.text"] for r in named(found[7], "decode")) == context.exchange.text
 
 
@@ -191,9 +215,9 @@ def test_a_client_that_goes_away_is_an_abort(agent: AgentClient, running: Any) -
     agent.enable("engine")
     body = {"messages": [{"role": "user", "content": "Tell a story"}], "max_tokens": 200, "stream": True,
             "ignore_eos": True}  # fmt: skip
-    with httpx.stream("POST", f"{running.base_url}/chat/completions", json=body) as response:
+    with httpx.stream("POST", f"{running.base_url}/chat/completions", json=body, timeout=60) as response:
         next(response.iter_lines())
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not (ends := [r for r in agent.records("engine") if r.name == "finish"]) and time.monotonic() < deadline:
         time.sleep(0.02)
     agent.disable("engine")

@@ -32,7 +32,7 @@ def post(url: str, prompt: str, tokens: int, stream: bool, headers: dict[str, st
     request = urllib.request.Request(
         f"{url}/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json", **headers}
     )
-    urllib.request.urlopen(request, timeout=100).read()
+    urllib.request.urlopen(request, timeout=240).read()
 
 
 def watched(running: Any, *asked: tuple[str, int, bool], headers: dict[str, str] | None = None, **settings: Any) -> Any:
@@ -47,7 +47,7 @@ def watched(running: Any, *asked: tuple[str, int, bool], headers: dict[str, str]
                     threads[-1].start()
 
         where = workflow.Settings(Endpoint(running.base_url), save=False)
-        found = list(watch(attached, where, for_s=100, requests=len(asked), idle=begin, **settings))
+        found = list(watch(attached, where, for_s=240, requests=len(asked), idle=begin, **settings))
         for thread in threads:
             thread.join()
     return found

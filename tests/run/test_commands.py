@@ -22,7 +22,7 @@ COMMAND = [sys.executable, "-c", "from tokentrace.cli import main; main()"]
 
 def tokentrace(*arguments: str, data: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "TOKENTRACE_DATA_DIR": str(data)}
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, env=env, timeout=60, check=False)
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, env=env, timeout=240, check=False)
     assert "Traceback" not in done.stderr + done.stdout
     return done
 
@@ -45,7 +45,7 @@ def test_layers_names_what_the_local_engine_lacks(tmp_path: Path) -> None:
     paths = [str(Path(runs.__file__).parents[1]), str(tmp_path)]
     code = f"import sys; sys.path += {paths!r}; from tokentrace.cli import main; main()"
     command = [sys.executable, "-S", "-c", code, "layers", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     rows = {row["number"]: row for row in orjson.loads(done.stdout)["layers"]}
     assert rows[8]["status"] == "ok"
     assert rows[6]["status"] == "unseen"

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -107,14 +106,13 @@ def test_a_saved_run_is_listed_shown_and_exported(hi: tuple[dict[str, Any], Trac
 def test_interrupt_keeps_what_was_seen(tmp_path: Path) -> None:
     env = {**os.environ, "TOKENTRACE_DATA_DIR": str(tmp_path)}
     process = subprocess.Popen(
-        [*COMMAND, "run", "Count from one to one hundred.", "--max-tokens", "400", "--once"],
+        [*COMMAND, "run", "Count from one to one hundred.", "--max-tokens", "1500", "--once"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env,
     )  # fmt: skip
     assert process.stdout is not None
-    process.stdout.read(3)
-    time.sleep(0.3)
+    process.stdout.read(20)  # some tokens, and far from all
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=90)
+    _, stderr = process.communicate(timeout=240)
     assert process.returncode == 130, stderr
     saved = list((tmp_path / "runs").glob(f"*/{runs.TRACE}"))
     assert saved, stderr

@@ -27,7 +27,7 @@ def environment(data: Path, **more: str) -> dict[str, str]:
 
 def tokentrace(data: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, env=environment(data, **more),
-                          timeout=120, check=False)  # fmt: skip
+                          timeout=240, check=False)  # fmt: skip
     assert "Traceback" not in done.stderr, done.stderr
     return done
 
@@ -81,7 +81,7 @@ def test_a_run_that_cannot_be_kept_still_reports_and_writes_what_was_asked_for(t
         with full.open("w") as nowhere:
             piped = subprocess.run([*COMMAND, "run", "Hi", "--url", f"{server.url}/v1", "--model", "m", "-q"],
                                    stdout=nowhere, stderr=subprocess.PIPE, text=True, env=environment(tmp_path),
-                                   timeout=120, check=False)  # fmt: skip
+                                   timeout=240, check=False)  # fmt: skip
     assert piped.returncode == 1
     assert "No space left" in piped.stderr and "Traceback" not in piped.stderr
 
@@ -121,7 +121,7 @@ def test_interrupted_after_the_deep_reply_keeps_the_whole_run(how: signal.Signal
     process.send_signal(how)
     time.sleep(0.3)
     process.send_signal(how)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=240)
     saved = list((tmp_path / "runs").glob(f"*/{runs.TRACE}"))
     assert saved, err
     assert process.returncode in (0, 130), err

@@ -67,7 +67,7 @@ def run(*arguments: str, data: Path, **environment: str) -> subprocess.Completed
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "OPENAI_", "TOKENTRACE_"))}
     env = {**clean, "TOKENTRACE_DATA_DIR": str(data), **environment}
     done = subprocess.run(
-        [*COMMAND, "run", *arguments], capture_output=True, text=True, env=env, timeout=60, check=False
+        [*COMMAND, "run", *arguments], capture_output=True, text=True, env=env, timeout=240, check=False
     )
     assert "Traceback" not in done.stderr + done.stdout
     return done

@@ -28,7 +28,7 @@ def view(*arguments: str, data: Path, **environment: str) -> subprocess.Complete
     env = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY")}
     env.update(TOKENTRACE_DATA_DIR=str(data), **environment)
     done = subprocess.run(
-        [*COMMAND, "view", *arguments], capture_output=True, text=True, env=env, timeout=120, check=False
+        [*COMMAND, "view", *arguments], capture_output=True, text=True, env=env, timeout=240, check=False
     )
     assert "Traceback" not in done.stderr + done.stdout
     return done
@@ -83,7 +83,7 @@ def test_a_file_of_lines_and_export_and_quiet(stored: tuple[Path, str, Trace], t
     done = view(str(tmp_path / "own.jsonl.gz"), "-q", data=data)
     assert (done.returncode, done.stdout) == (0, "")
     assert story(tmp_path / "own.html")["count"] == len(trace)
-    exported = subprocess.run([*COMMAND, "export", name, "--to", "html", "-o", str(tmp_path / "e.html")], timeout=60,
+    exported = subprocess.run([*COMMAND, "export", name, "--to", "html", "-o", str(tmp_path / "e.html")], timeout=240,
                               env={**os.environ, "TOKENTRACE_DATA_DIR": str(data)}, check=False)  # fmt: skip
     assert exported.returncode == 0
     assert story(tmp_path / "e.html")["story"]["report"]["reply"] == "Hello! How"

@@ -16,6 +16,7 @@ import pytest
 import tokentrace
 from tests.support.http_servers import DONE, WAIT, Answer, ScriptedServer, chunk, json_answer, sse
 from tokentrace.errors import UsageError
+from tokentrace.layers import MARKS
 from tokentrace.model import Span
 
 KEY = "sk-canary-0123456789abcdef"
@@ -38,7 +39,7 @@ def shape(trace: Any) -> list[tuple[str, str]]:
     return [
         (span.name, spans[span.parent].name if span.parent >= 0 else "")
         for span in spans
-        if span.name != "unseen" and span.layer != 1
+        if span.name not in MARKS and span.layer != 1
     ]
 
 
@@ -75,7 +76,7 @@ def test_a_streamed_reply_is_read_along_and_reaches_the_program_unchanged() -> N
 
 def test_stages_name_the_calls_and_the_longest_one_speaks_for_the_chain() -> None:
     slow = json_answer(WHOLE)
-    slow.before = 0.3
+    slow.before = 1.0
     with ScriptedServer() as server:
         server.on("POST", "/v1/chat/completions", json_answer(WHOLE), slow)
         server.on("GET", "/v1/models", json_answer({"data": []}))
