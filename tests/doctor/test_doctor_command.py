@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -131,6 +132,61 @@ def test_nothing_is_written(tmp_path: Path) -> None:
             done = doctor(*arguments, home=home, TOKENTRACE_DATA_DIR=str(home / "data"))
             assert done.returncode in (0, 1), done.stdout
     assert state() == before
+
+
+#: Calls that change a file, by whatever name.
+CHANGING = (
+    "creat", "mkdir", "mkdirat", "unlink", "unlinkat", "rename", "renameat", "renameat2", "utimensat", "link", "linkat",
+    "symlink", "symlinkat", "chmod", "fchmod", "fchmodat", "chown", "fchown", "fchownat", "truncate", "ftruncate",
+    "mknod", "mknodat", "rmdir", "setxattr", "fsetxattr",
+)  # fmt: skip
+
+
+def test_the_kernel_sees_no_file_changed(tmp_path: Path) -> None:
+    """Every call of the doctor and of the programs it starts, with caches in HOME; devices may be opened."""
+    strace = shutil.which("strace")
+    if strace is None or subprocess.run([strace, "-qq", "-o", "/dev/null", "true"], check=False).returncode:
+        pytest.skip("no strace, or no right to trace")
+    calls = tmp_path / "calls"
+    home = tmp_path / "home"
+    for folder in (".cache/vllm/torch_compile_cache/a", ".triton/cache", ".nv/ComputeCache", ".cache/flashinfer"):
+        (home / folder).mkdir(parents=True)
+        (home / folder / "compiled").write_text("x")
+    wanted = ",".join(("open", "openat", *CHANGING))
+    done = subprocess.run(
+        [strace, "-f", "-qq", "-o", str(calls), "-e", f"trace={wanted}", "-e", "signal=none", *COMMAND, "doctor",
+         "--offline", "--json"],
+        capture_output=True, text=True, timeout=300, check=False, cwd=home,
+        env=environment(home, TMPDIR=str(home), TOKENTRACE_DATA_DIR=str(home / "data"), PYTHONDONTWRITEBYTECODE="1"),
+    )  # fmt: skip
+    assert orjson.loads(done.stdout)["schema"], done.stderr
+    seen = [line.partition(" ")[2].strip() for line in calls.read_text().splitlines()]
+    assert any("compiled" in line or str(home) in line for line in seen), "nothing was traced"
+    changing = [line for line in seen if line.split("(")[0] in CHANGING]
+    written = [line for line in seen if re.search(r"O_WRONLY|O_RDWR|O_CREAT|O_TRUNC", line)
+               and not re.search(r'"/(dev|proc)/', line)]  # fmt: skip
+    assert not changing and not written, (changing, written)
+
+
+def test_no_value_that_may_be_secret_is_in_any_output(tmp_path: Path) -> None:
+    names = ("OPENAI_API_KEY", "TOKENTRACE_API_KEY", "VLLM_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY",
+             "DB_PASSWORD", "SESSION_COOKIE", "OTEL_EXPORTER_OTLP_HEADERS", "MY_CREDENTIAL")  # fmt: skip
+    secrets = {name: f"canary-{number}-canary" for number, name in enumerate(names)}
+    secrets["OTEL_EXPORTER_OTLP_HEADERS"] = "authorization=Bearer%20canary-h-canary"
+    secrets["HTTPS_PROXY"] = "http://me:canary-p-canary@127.0.0.1:9"
+    secrets["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://me:canary-o-canary@127.0.0.1:9?key=canary-q-canary"
+    file = tmp_path / "report.json"
+    shown = doctor("--offline", "-v", "--layers", "8,6,5,2,1,0", "--report", str(file), home=tmp_path, **secrets)
+    printed = doctor("--offline", "--json", "--layers", "8,6,0", home=tmp_path, **secrets)
+    for text in (shown.stdout, shown.stderr, printed.stdout, file.read_text()):
+        assert "canary" not in text
+    assert "HTTPS_PROXY" in shown.stdout  # names are told
+
+
+def test_the_docs_name_checks_that_exist() -> None:
+    known = {c.id for c in checks()}
+    text = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"TT\d{3}", text)) <= known
 
 
 def test_no_writable_home_is_needed(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ behind when its time is over. All ends within the timeout and three seconds.
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -232,9 +233,9 @@ class _Stages:
         self._progress("starting the local engine")
 
         def work() -> None:
-            engine = LocalEngine.start(
-                model, agent=False, env=dict(situation.environ), timeout_s=max(1.0, situation.left_s)
-            )
+            # torch makes the folder of its compiler's cache when it is imported: one that exists is named instead.
+            env = {"TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir(), **situation.environ}
+            engine = LocalEngine.start(model, agent=False, env=env, timeout_s=max(1.0, situation.left_s))
             if self._closed:
                 engine.stop(_STOP_S)
             self._engine = engine

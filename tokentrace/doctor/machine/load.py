@@ -139,13 +139,13 @@ def _facts(log: Log, live: Live, idle: float | None, load: float | None) -> list
     during = [c for c in log.conditions if live.start_ns <= c.time_ns <= live.end_ns]
     clocks = [c.clock_mhz for c in during if c.clock_mhz]
     if clocks:
-        of = f" of {log.info.max_clock_mhz:g}" if log.info.max_clock_mhz else ""
-        lines.append(f"clock {median(clocks):g}{of} MHz during the call")
+        of = f" of {log.info.max_clock_mhz:.0f}" if log.info.max_clock_mhz else ""
+        lines.append(f"clock {median(clocks):.0f}{of} MHz during the call")
     used = [c.utilization for c in during if c.utilization is not None]
     if used:
         lines.append(f"utilization {max(used):.0%} at most: it counts any kernel that is there, not work done")
     if load is not None and log.info.cap_w:
-        lines.append(f"{load / log.info.cap_w:.0%} of the power limit of {log.info.cap_w:g} W")
+        lines.append(f"{load / log.info.cap_w:.0%} of the power limit of {log.info.cap_w:.0f} W")
     if idle is not None and load is not None and load < idle * 1.05:
         lines.append("it drew no more than before: the work may lie elsewhere")
     return lines
