@@ -109,9 +109,21 @@ def progress(samples: Sequence[Sample], call_failed: bool = False) -> Progress:
         return found("stalled", f"is stalled, not busy: {counts}, and no token was made in {seconds:.1f} s")
     if made == 0 and call_failed and running and seconds >= _FLAT_S:
         return found("stalled", f"is stalled: {counts}, and no token was made in {seconds:.1f} s")
+    if made == 0 and call_failed and (silent := _unmoved_s(samples)) >= _FLAT_S:
+        # vLLM counts a request when the engine has said something of it; a stopped one never does.
+        return found(
+            "stalled", f"is stalled: it has not taken the request ({counts}) nor made a token in {silent:.1f} s"
+        )
     if waiting or (call_failed and running):
         return found("unclear", f"has {counts}; whether it moves could not be told in {seconds:.1f} s")
     return found("idle", "is idle" if not running else f"has {counts}")
+
+
+def _unmoved_s(samples: Sequence[Sample]) -> float:
+    """For how many seconds of the call no request was running or waiting; 0 when one was."""
+    load = [s for s in samples if s.phase == "load"]
+    figures = [_sum(e.gauges.get(name) for e in s.values["engines"]) for s in load for name in ("running", "waiting")]
+    return (load[-1].time_ns - load[0].time_ns) / 1e9 if load and not any(figures) else 0.0
 
 
 def _waits(sample: Sample) -> bool:

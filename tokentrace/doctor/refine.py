@@ -38,7 +38,7 @@ def refine(error: EndpointError, seen: Progress | None, others: Look | None, wai
         return failure(
             "TT605",
             f"the engine {seen.sentence}; the web server before it lives",
-            "restart the server; its log at the time it stopped may tell why",
+            "look at the end of the server's log; unless it loads or compiles something, restart the server",
             detail,
         )
     if seen is not None and seen.verdict in ("busy", "working"):
@@ -132,7 +132,7 @@ def _read(situation: Situation, found: list[Sample]) -> None:
     reader = SAMPLER.open(situation)
     while reader is not None and situation.left_s > 0:
         try:
-            found.append(Sample(time.time_ns(), "load", reader.read()))
+            found.append(Sample(time.time_ns(), "after", reader.read()))
         except (EndpointError, ValueError):
             return
         time.sleep(_BETWEEN_S)
