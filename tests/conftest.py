@@ -15,8 +15,8 @@ import tempfile
 
 from hypothesis import HealthCheck, settings
 
-_READ = "BASE_URL API_KEY MODEL TIMEOUT PROFILE ENABLE DISABLE SHARE AGENT_SOCKET BESIDE_OF".split()
-_SETTINGS = {f"TOKENTRACE_{name}" for name in _READ} | {"TRACEPARENT", "VLLM_API_KEY"}
+_READ = ("BASE_URL", "API_KEY", "MODEL", "TIMEOUT", "PROFILE", "ENABLE", "DISABLE", "SHARE", "AGENT_SOCKET")
+_SETTINGS = {f"TOKENTRACE_{name}" for name in _READ} | {"TOKENTRACE_BESIDE_OF", "TRACEPARENT", "VLLM_API_KEY"}
 _LOOKS = {"COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE"}
 
 for _name in [*os.environ]:
