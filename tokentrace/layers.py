@@ -14,6 +14,9 @@ from tokentrace.errors import LayerError
 
 SCHEMA = 1
 BUILTIN = Path(__file__).with_name("layers.yaml")
+#: Names of the spans of no length that say how a layer stood which left no span: it cannot be seen; nothing happened.
+UNSEEN, IDLE = "unseen", "idle"
+MARKS = frozenset((UNSEEN, IDLE))
 _REQUIRED: dict[str, type | tuple[type, ...]] = {
     "id": str,
     "number": int,
@@ -54,7 +57,7 @@ class Layer:
         return f"L{self.number} {self.title}"
 
     def owns(self, span_name: str) -> bool:
-        return span_name == "unseen" or any(fnmatchcase(span_name, pattern) for pattern in self.spans)
+        return span_name in MARKS or any(fnmatchcase(span_name, pattern) for pattern in self.spans)
 
 
 @lru_cache(maxsize=8)

@@ -213,13 +213,16 @@ def test_a_trace_without_passes_is_analysed_as_one() -> None:
     trace = Trace(ids=IdSource(1))
     root = trace.add("tokentrace import", 0, T0, T0 + 100, -1, envelope=True)
     trace.add("step", 6, T0 + 10, T0 + 90, root, direction="down")
-    trace.add("unseen", 2, T0, T0, root, {"tokentrace.unseen": "not recorded"})
+    trace.add("unseen", 1, T0, T0, root, {"tokentrace.unseen": "not recorded"})
+    trace.add("idle", 2, T0, T0, root, {"tokentrace.idle": "eager: nothing to compile"})
     found = analyze(trace)
     check_sums(found)
     assert found.main.name == "once" and found.main.wall_ns == 100
     by_number = {layer.layer.number: layer for layer in found.layers}
     assert by_number[6].own_ns == 80
-    assert (by_number[2].status, by_number[2].reason) == ("unseen", "not recorded")
+    assert (by_number[1].status, by_number[1].reason) == ("unseen", "not recorded")
+    assert (by_number[2].status, by_number[2].reason) == ("idle", "eager: nothing to compile")
+    assert by_number[2].evidence == by_number[1].evidence == 0
 
 
 def test_steps_that_the_profiler_did_not_record_say_nothing_of_the_proportions() -> None:

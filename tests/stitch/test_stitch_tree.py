@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.records import ENGINE, GENERATION, MS, RID, T0, US, request_pass
 
+from tokentrace.layers import MARKS
 from tokentrace.model import IdSource, Record, Trace
 from tokentrace.probe import LayerState
 from tokentrace.stitch import PassRecords, stitch
@@ -65,7 +66,7 @@ def test_nested_intervals_of_several_threads_and_processes_give_one_tree_with_no
     rng.shuffle(records)
     trace = stitch([PassRecords("warm", T0, T0 + 10_000_000, records)], ids=IdSource(1))
     check_tree(trace)
-    names = [span.name for span in trace.spans if span.layer == 4 and span.name != "unseen"]
+    names = [span.name for span in trace.spans if span.layer == 4 and span.name not in MARKS]
     assert sorted(names) == sorted(r.name for r in records)
     assert trace.meta["stitch"]["clamped"] == 0
     by_name = {record.name: record for record in records}
@@ -121,7 +122,7 @@ def test_records_that_overlap_contradict_or_go_in_circles_still_give_a_tree(
     trace = stitch([one], ids=IdSource(1))
     check_tree(trace)
     told = trace.meta["stitch"]
-    unseen = sum(1 for span in trace.spans if span.name == "unseen")
+    unseen = sum(1 for span in trace.spans if span.name in MARKS)
     assert told["records"] == len(records)
     assert len(trace) - 2 - unseen == len(records) - told["dropped_foreign"] - told["dropped_outside"]
     assert {span.layer for span in trace.spans} == set(range(9))
@@ -145,7 +146,7 @@ def test_a_request_of_three_passes_is_one_tree_down_to_the_leaf_operators() -> N
     ]  # fmt: skip
     assert names_above(trace, "compile mlp")[:3] == ["compile mlp", "forward", "step"]
     assert trace.meta["stitch"]["dropped_foreign"] == trace.meta["stitch"]["clamped"] == 0
-    assert len(trace) == sum(len(p.records) for p in passes) + 4 + sum(s.name == "unseen" for s in trace.spans)
+    assert len(trace) == sum(len(p.records) for p in passes) + 4 + sum(s.name in MARKS for s in trace.spans)
     for span in trace.spans:
         assert span.attributes["tokentrace.layer"] == span.layer
         assert span.row == 0 or span.attributes["tokentrace.pass"] in ("cold", "warm", "deep")
@@ -299,12 +300,13 @@ def test_every_layer_whose_probe_ran_is_shown_or_says_why_not() -> None:
         LayerState(7, "seen"),
     ]
     trace = stitch([PassRecords("once", T0, T0 + MS, [], states)], ids=IdSource(1))
-    shown = {s.layer: s for s in trace.spans if s.name == "unseen"}
+    shown = {s.layer: s for s in trace.spans if s.name in MARKS}
     assert sorted(shown) == list(range(1, 9))
     assert shown[3].attributes["tokentrace.unseen"] == "CUPTI is held by another profiler"
     assert shown[3].attributes["tokentrace.fix"] == "stop it"
     assert shown[2].attributes["tokentrace.idle"] == "eager: nothing to compile"
     assert "tokentrace.unseen" not in shown[2].attributes
+    assert (shown[2].name, shown[3].name) == ("idle", "unseen"), "the name says what the attribute says"
     assert shown[7].attributes["tokentrace.unseen"] == "its probe ran and recorded nothing"
     assert shown[8].attributes["tokentrace.unseen"] == "its probe did not run"
     assert all(s.duration_ns == 0 for s in shown.values())
@@ -349,7 +351,7 @@ def test_a_staircase_of_overlapping_records_takes_no_quadratic_time() -> None:
     # 40,000 records of one thread, each overlapping thousands of others and nested in none.
     records = [Record("aten::a", 4, T0 + i * US, T0 + (i + 9_000) * US, process="1", thread=1) for i in range(40_000)]
     trace = stitch([PassRecords("once", T0, T0 + 60_000 * US, records)], ids=IdSource(1))
-    assert sum(span.layer == 4 and span.name != "unseen" for span in trace.spans) == 40_000
+    assert sum(span.layer == 4 and span.name not in MARKS for span in trace.spans) == 40_000
 
 
 def test_no_pass_or_two_of_one_name_is_refused() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import tokentrace
+from tokentrace.layers import MARKS
 
 pytestmark = pytest.mark.model
 
@@ -46,7 +47,7 @@ def tree(trace: Any, depth: int) -> list[str]:
     def walk(row: int, level: int) -> list[str]:
         found = []
         for child in sorted(children.get(row, ()), key=lambda c: (c.start_ns, -c.end_ns)):
-            if child.name != "unseen" and child.layer != 1:
+            if child.name not in MARKS and child.layer != 1:
                 found.append(f"{spans[row].name} > {child.name}")
                 found += walk(child.row, level + 1) if level < depth else []
         return found

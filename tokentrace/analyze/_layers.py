@@ -8,7 +8,7 @@ from typing import Any
 
 from tokentrace.analyze._passes import PassView, name_of
 from tokentrace.analyze._sweep import Place, direction_of
-from tokentrace.layers import Layer, load
+from tokentrace.layers import MARKS, Layer, load
 from tokentrace.model import DOWN, UP, Trace
 
 MEASURED, PROPORTIONS = "measured", "deep proportions"
@@ -106,7 +106,7 @@ def _counts(trace: Trace, view: PassView) -> dict[int, tuple[int, int]]:
     """For each layer how many spans there are, and how many of them have a length."""
     found: dict[int, tuple[int, int]] = {}
     for row in view.rows:
-        if name_of(trace, row) != "unseen":
+        if name_of(trace, row) not in MARKS:
             every, timed = found.get(trace.layer[row], (0, 0))
             found[trace.layer[row]] = every + 1, timed + (trace.end_ns[row] > trace.start_ns[row])
     return found

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tokentrace.layers import MARKS
 from tokentrace.model import Trace
 
 #: Which pass speaks for the run: the one that light probes saw with everything loaded.
@@ -76,7 +77,7 @@ def _states_of_spans(trace: Trace, rows: list[int]) -> dict[int, Mapping[str, An
     found: dict[int, Mapping[str, Any]] = {}
     for row in rows:
         layer = trace.layer[row]
-        if trace.names[trace.name[row]] != "unseen":
+        if trace.names[trace.name[row]] not in MARKS:
             found.setdefault(layer, {"layer": layer, "status": "seen", "reason": "", "fix": ""})
             continue
         told = trace.attributes(row)

@@ -10,6 +10,7 @@ from typing import Any
 from tokentrace.analyze._passes import NONE, PassView, name_of
 from tokentrace.analyze._steps import StepRow
 from tokentrace.analyze._sweep import Gap
+from tokentrace.layers import MARKS
 from tokentrace.model import Trace
 from tokentrace.wording import duration, plural, share
 
@@ -36,7 +37,7 @@ def operators(trace: Trace, view: PassView, own: Mapping[int, int], count: int =
         if trace.layer[row] not in (4, 3):
             continue
         name = name_of(trace, row)
-        if name == "unseen":
+        if name in MARKS:
             continue
         name = name.removeprefix("leaf ")
         entry = found.setdefault(name, OperatorRow(name, 0, 0, 0, ""))

@@ -18,7 +18,7 @@ from tokentrace.analyze._forms import Form, form
 from tokentrace.analyze._passes import NONE, PassView, name_of
 from tokentrace.analyze._steps import StepRow, TokenRow, tokens
 from tokentrace.analyze._sweep import Place, direction_of, sweep
-from tokentrace.layers import by_number
+from tokentrace.layers import MARKS, by_number
 from tokentrace.model import DOWN, UP, Trace
 
 #: Spans that hold others which were folded have lost the times of the single ones.
@@ -196,9 +196,9 @@ class _Cut:
     def _grouped(self) -> list[dict[Place, list[int]]]:
         trace = self.trace
         found: list[dict[Place, list[int]]] = [{} for _ in self.frames]
-        unseen = {index for index, name in enumerate(trace.names) if name == "unseen"}
+        marks = {index for index, name in enumerate(trace.names) if name in MARKS}
         for row, number in self._frame_of.items():
-            if 1 < trace.layer[row] < 9 and trace.name[row] not in unseen and row not in trace.envelopes:
+            if 1 < trace.layer[row] < 9 and trace.name[row] not in marks and row not in trace.envelopes:
                 found[number].setdefault((trace.layer[row], direction_of(trace, row)), []).append(row)
         return found
 

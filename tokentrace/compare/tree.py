@@ -18,6 +18,7 @@ from difflib import SequenceMatcher
 
 from tokentrace.analyze import PassTimes
 from tokentrace.compare.noise import Slot
+from tokentrace.layers import MARKS
 from tokentrace.model import Trace
 
 #: What differs from request to request: UUIDs, long hexadecimal numbers, addresses, ids of requests.
@@ -77,7 +78,7 @@ def build(trace: Trace, one: PassTimes) -> Node:
         counts = Counter(names[trace.name[row]] for row in children[parent])
         for row in sorted(children[parent], key=lambda r: (trace.start_ns[r], r)):
             name, layer = names[trace.name[row]], trace.layer[row]
-            if layer == 1 or name == "unseen":
+            if layer == 1 or name in MARKS:
                 continue
             if row == top:
                 stack.append((row, root, slot, in_step))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokentrace.emit._signs import ASCII, clean, cut
+from tokentrace.layers import MARKS
 from tokentrace.model import STATUS_ERROR, Trace
 from tokentrace.wording import duration
 
@@ -114,7 +115,7 @@ class TreeView:
         trace = self.trace
         told = trace.attributes(row)
         name = clean(trace.names[trace.name[row]])
-        if name == "unseen":
+        if name in MARKS:
             why = told.get("tokentrace.unseen") or told.get("tokentrace.idle") or ""
             sort = "idle" if "tokentrace.idle" in told else "unseen"
             return _Line(lead, clean(f"{sort}: {why}"), f"L{trace.layer[row]}{'':>22}", "dim")

@@ -13,6 +13,7 @@ from tokentrace.importers._analysis import Analysis
 from tokentrace.importers.columns import Array
 from tokentrace.importers.jit_logs import JitLog
 from tokentrace.importers.join import by_external_id
+from tokentrace.layers import IDLE, UNSEEN
 from tokentrace.model import Link, Process, Record, Trace
 from tokentrace.probe import LayerState
 
@@ -107,13 +108,14 @@ class Builder:
         self._begun = True
 
     def finish(self, states: list[LayerState], attributes: dict[str, Any]) -> Trace:
-        """Add an `unseen` span for each layer that no recording shows, and the root's attributes."""
+        """Add an `unseen` or `idle` span for each layer that no recording shows, and the root's attributes."""
         trace = self.trace
         start = trace.start_ns[0]
         for state in states:
             if state.status != "seen":
-                why = {"tokentrace.unseen": state.reason, "tokentrace.fix": state.fix}
-                trace.add("unseen", state.layer, start, start, self._root, why, process="recording")
+                name = IDLE if state.status == "idle" else UNSEEN
+                why = {f"tokentrace.{name}": state.reason, "tokentrace.fix": state.fix}
+                trace.add(name, state.layer, start, start, self._root, why, process="recording")
         counts = {"tokentrace.import.shown": self._shown, "tokentrace.import.folded": self._folded}
         trace.set_attributes(self._root, {**attributes, **counts})
         return trace

@@ -7,8 +7,8 @@
 The rules by which a record finds its parent are in `model.Record`. A record that sticks out of its parent is cut, and
 says by how much (`tokentrace.clamped_ns`); one that lies mostly elsewhere goes to the nearest ancestor that holds it.
 Records of steps that did not serve this request are dropped and counted. Every pass in which a layer's probe ran
-shows that layer: where it left no span, one of no length named "unseen" carries the reason, `tokentrace.unseen` (it
-cannot be seen) or `tokentrace.idle` (it was looked at and nothing happened there).
+shows that layer: where it left no span, one of no length carries the reason. It is named "unseen", the reason being
+`tokentrace.unseen` (it cannot be seen), or "idle" with `tokentrace.idle` (it was looked at and nothing happened there).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokentrace.layers import load
+from tokentrace import layers
 from tokentrace.model import KIND_CONSUMER, KIND_INTERNAL, KIND_SERVER, Link, Record, Trace
 from tokentrace.probe import LayerState
 from tokentrace.stitch._facts import plain
@@ -195,7 +195,7 @@ class PassWriter:
         reasons = {shape for shape, names in enumerate(trace.shapes) if UNSEEN in names}
         told = {trace.layer[row] for row in range(self.row + 1, len(trace)) if trace.shape[row] in reasons}
         by_layer = {state.layer: state for state in states}
-        for layer in load():
+        for layer in layers.load():
             state = by_layer.get(layer.number)
             if state is None or layer.number in told:
                 continue
@@ -216,7 +216,7 @@ class PassWriter:
     def never_probed(self) -> None:
         """Call on the last pass: marks the layers that no pass shows, because none of their probes ran."""
         present = set(self.trace.layer)
-        for layer in load():
+        for layer in layers.load():
             if layer.number not in present:
                 why = {UNSEEN: "its probe did not run", FIX: f"leave --layers away, or add {layer.id} to it"}
                 self._mark(layer.number, why)
@@ -224,4 +224,5 @@ class PassWriter:
     def _mark(self, layer: int, why: Mapping[str, Any]) -> None:
         trace, at = self.trace, self.trace.start_ns[self.chat_row]
         attributes = {**why, LAYER: layer, PASS: self.name}
-        trace.add("unseen", layer, at, at, self.chat_row, attributes, process=trace.process[self.chat_row])
+        name = layers.IDLE if IDLE in why else layers.UNSEEN
+        trace.add(name, layer, at, at, self.chat_row, attributes, process=trace.process[self.chat_row])

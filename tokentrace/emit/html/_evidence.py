@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from tokentrace.layers import MARKS
+
 if TYPE_CHECKING:
     from tokentrace.analyze import Analysis
     from tokentrace.model import Trace
@@ -29,7 +31,7 @@ def evidence(trace: Trace, found: Analysis, finding: FindingRow) -> dict[str, An
     for name in (*mentioned, found.main.name, *found.passes):
         rows = [
             row for row in found.passes[name].view.rows
-            if trace.layer[row] == finding.layer and name_of(trace, row) != "unseen"
+            if trace.layer[row] == finding.layer and name_of(trace, row) not in MARKS
         ]  # fmt: skip
         working = [row for row in rows if row not in trace.envelopes] or rows
         if working:

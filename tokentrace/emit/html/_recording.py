@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
+from tokentrace.layers import MARKS
 from tokentrace.wording import duration, plural, share
 
 if TYPE_CHECKING:
@@ -31,10 +32,10 @@ def story(trace: Trace) -> dict[str, Any] | None:
     found = counts(trace)
     if found is None:
         return None
-    unseen = trace.names.index("unseen") if "unseen" in trace.names else -1
+    marks = {code for code, name in enumerate(trace.names) if name in MARKS}
     layers: dict[str, int] = {}
     for layer, name in zip(trace.layer, trace.name, strict=True):
-        if name != unseen:
+        if name not in marks:
             layers[str(layer)] = layers.get(str(layer), 0) + 1
     return {**found, "layers": layers}
 

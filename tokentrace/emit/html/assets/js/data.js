@@ -49,6 +49,9 @@ function signed(bytes, [offset], out) {
   return out;
 }
 
+/** Names of the spans of no length that only say why a layer left none. */
+const MARKS = ["unseen", "idle"];
+
 class Trace {
   constructor(header, bytes) {
     Object.assign(this, { header, bytes, count: header.count, names: header.names, story: header.story });
@@ -63,6 +66,7 @@ class Trace {
     this.parent = column("parent", Int32Array);
     for (let row = 0; row < count; row++) this.parent[row] = this.parent[row] ? row - this.parent[row] : -1;
     this.name = column("name", Int32Array);
+    this.marks = new Set(MARKS.map((name) => this.names.indexOf(name)));
     this.layer = column("layer", Uint8Array);
     this.way = column("way", Uint8Array);
     this.process = column("process", Int32Array);
@@ -73,6 +77,11 @@ class Trace {
     this.last = this.end.reduce((most, end) => Math.max(most, end), 0);
     this.texts = header.texts;
     this.read = new Map();
+  }
+
+  /** Does the span only say why its layer left none? */
+  isMark(row) {
+    return this.marks.has(this.name[row]);
   }
 
   /** What this page is about, in a word. */

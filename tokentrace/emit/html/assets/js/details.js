@@ -61,7 +61,7 @@ function pair(key, value) {
 
 function family(trace, row, to) {
   const parent = trace.parent[row];
-  const children = trace.children(row).filter((child) => trace.nameOf(child) !== "unseen");
+  const children = trace.children(row).filter((child) => !trace.isMark(child));
   const longest = [...children].sort((a, b) => trace.lengthOf(b) - trace.lengthOf(a)).slice(0, MOST_CHILDREN);
   return h(
     "div", {},

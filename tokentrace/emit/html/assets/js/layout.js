@@ -3,9 +3,8 @@
 /** [{ layer, lines: [Int32Array of rows, by start] }]; spans of one line never overlap. */
 export function layOut(trace) {
   const { count, start, end, layer } = trace;
-  const skipped = trace.names.indexOf("unseen");
   const order = [];
-  for (let row = 0; row < count; row++) if (trace.name[row] !== skipped) order.push(row);
+  for (let row = 0; row < count; row++) if (!trace.isMark(row)) order.push(row);
   order.sort((a, b) => start[a] - start[b] || end[b] - end[a] || a - b);
   const groups = new Map();
   for (const row of order) {

@@ -29,9 +29,8 @@ function showPasses(trace, state) {
 
 function longestOf(trace, layer, name) {
   let best = -1;
-  const skipped = trace.names.indexOf("unseen");
   for (let row = 1; row < trace.count; row++) {
-    if (trace.layer[row] !== layer || trace.envelope[row] || trace.name[row] === skipped) continue;
+    if (trace.layer[row] !== layer || trace.envelope[row] || trace.isMark(row)) continue;
     if (best >= 0 && trace.lengthOf(row) <= trace.lengthOf(best)) continue;
     if (trace.passOf(row)?.name === name) best = row;
   }
