@@ -42,7 +42,7 @@ function oneCall(trace, call, go) {
   const perToken = main ? median(report.token_times.map((token) => token.itl_ns)) : after > 0 && known(told.ttft_ns) ? (told.wall_ns - told.ttft_ns) / after : null;
   const figure = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, ...unit(value)));
   return [
-    h("h3", {}, `The call ${call.name}`, call.model ? h("span.hint", {}, `  ${call.model}`) : null),
+    h("h3", {}, `The call ${call.name}`, call.model ? h("span.hint", {}, `  ·  ${call.model}`) : null),
     talk(main ? report.prompt : "", call.reply),
     call.failed ? failure(main && report.error ? report.error : { message: call.failed }) : null,
     h("dl.figures.small", {}, [
@@ -73,7 +73,7 @@ function facts(trace, imported) {
     trace.chain ? models.slice(0, 4).join(", ") + (models.length > 4 ? ` and ${models.length - 4} more models` : "") : report.model,
     imported ? `imported: ${(root["tokentrace.import.files"] ?? ["a trace"]).join(", ")}` : null,
     meta.endpoint && meta.mode !== "local" ? meta.endpoint : null,
-    passes.length > 1 && !trace.chain ? `times of the ${report.headline_pass} pass of ${passes.length}` : null,
+    passes.length > 1 && !trace.chain ? `asked ${passes.length === 2 ? "twice" : `${passes.length} times`} (${passes.map((pass) => pass.name).join(", ")}): the figures are those of the ${report.headline_pass} request` : null,
     created ? created.toLocaleString() : null,
   ];
   return parts.filter(Boolean).join("  ·  ");
@@ -119,7 +119,7 @@ function figures(report, main, imported, cut) {
     imported ? null : figure("Per token, median", median(gaps), "between two arrivals of text"),
     figure(imported ? "Recorded" : cut ? "Until interrupted" : "Whole request", report.wall_ns),
     known(input) || known(output) ? h("div", {}, h("dt", {}, "Tokens"), h("dd", {}, `${input ?? "?"} → ${output ?? "?"}`)) : null,
-    main && known(report.coverage) ? h("div", { title: "of the time lies in spans of a layer" }, h("dt", {}, "Of it in a layer"), h("dd", {}, share(report.coverage, 1))) : null,
+    main && known(report.coverage) ? h("div", { title: "the part of the request's time that lies in spans of a layer" }, h("dt", {}, "Seen in a layer"), h("dd", {}, share(report.coverage, 1))) : null,
   ];
 }
 
@@ -163,5 +163,6 @@ function legend(layers, told) {
     rows.map((row) => h("li", { "data-layer": row.layer }, h("i"), `${row.title} `, h("b", {}, (row.own_source === "deep proportions" ? "~" : "") + share(row.spent, told.wall_ns)))),
     told.unattributed_ns ? h("li", {}, h("i.nobody"), `no layer ${share(told.unattributed_ns, told.wall_ns)}`) : null,
     hidden ? h("li", {}, h("a", { href: "#unseen" }, `${count(hidden, "layer")} not seen`)) : null,
+    rows.some((row) => row.own_source === "deep proportions") ? h("li.estimate", {}, "~ shared out as the deep pass saw it") : null,
   );
 }

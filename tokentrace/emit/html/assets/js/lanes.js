@@ -76,7 +76,7 @@ function ends(trace, state, now) {
   const given = before ? [visible(textOf(before)) || "end", "the token before goes in"] : start;
   const text = now.frame ? visible(textOf(now.frame)) : other ? now.pass.reply : report.reply;
   const gone = now.frame ? [text || (now.frame.tokens.length ? "(no text)" : "no token yet"), title(now.frame, state.frame)] : [text || (report.error ? "no reply" : "ends here"), text ? "the reply comes back" : ""];
-  const word = ([shown, small]) => h("p.word", {}, shown.length > 160 ? `${shown.slice(0, 160)}…` : shown, h("small", {}, small));
+  const word = ([shown, small]) => h("div.word", {}, h("p", {}, shown.length > 160 ? `${shown.slice(0, 160)}…` : shown), h("small", {}, small));
   return h("div.row.ends", {}, word(given), word(gone));
 }
 
