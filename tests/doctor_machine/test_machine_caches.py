@@ -47,13 +47,15 @@ def test_a_file_in_the_way_is_told_with_the_variable_to_set(tmp_path: Path) -> N
 
 def test_good_caches_are_told_with_size_and_age(tmp_path: Path) -> None:
     day = time.time() - 86_400
-    for name in ("ind", "tri"):
+    for name in ("ind", "tri", "proc"):
         (tmp_path / name).mkdir()
+    # On a disk, whatever the folder for temporary files lies on here.
+    (tmp_path / "proc/mountinfo").write_text("22 1 0:21 / / rw - ext4 disk rw\n")
     (tmp_path / "ind/a.so").write_bytes(b"x" * 2_500)
     os.utime(tmp_path / "ind/a.so", (day, day))
     found = look({"HOME": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": f"{tmp_path}/ind",
-                  "TRITON_CACHE_DIR": f"{tmp_path}/tri"})  # fmt: skip
-    assert {r.status for r in found.values()} == {"ok"}
+                  "TRITON_CACHE_DIR": f"{tmp_path}/tri"}, proc=str(tmp_path / "proc"))  # fmt: skip
+    assert {r.status for r in found.values() if r.id != "TT203"} == {"ok"}  # this disk may really be full
     lines = "\n".join(found["TT201"].evidence)
     assert "1 file, 2.50 kB, newest 1440 min old" in lines and "triton: " in lines and "0 files" in lines
 
@@ -223,6 +225,7 @@ def test_looking_changes_nothing_not_even_access_times(tmp_path: Path) -> None:
         (home / name).write_text("{}")
     for path in home.rglob("*"):
         os.utime(path, (10**9, 10**9 + 5))  # access times older than changes are the ones that reading renews
+    time.sleep(0.05)  # a tick of the file system's clock, so that what is read later is told from this change
     before = snapshot(tmp_path)
     environ = {"HOME": str(home), "TMPDIR": str(tmp_path), "PATH": os.environ["PATH"]}
     seen = View(environ)
@@ -313,9 +316,13 @@ def test_a_lock_that_a_killed_build_left_is_a_warning(tmp_path: Path) -> None:
     lock.write_text("")
     assert by_id(keys.look(situation(), View({"HOME": str(tmp_path)})))["TT206"].status == "ok"  # it may be in use
     os.utime(lock, (time.time() - 4000,) * 2)
-    if any(name in keys._COMPILERS for _, name in keys._names()):
+    for _ in range(200):  # somebody else may compile just now, and then the lock may be his
+        result = by_id(keys.look(situation(), View({"HOME": str(tmp_path)})))["TT206"]
+        if result.status == "warn" or not any(name in keys._COMPILERS for _, name in keys._names()):
+            break
+        time.sleep(0.1)
+    else:
         pytest.skip("a compiler runs on this machine")
-    result = by_id(keys.look(situation(), View({"HOME": str(tmp_path)})))["TT206"]
     assert (result.status, result.fix) == ("warn", f"rm {lock}")
 
 
