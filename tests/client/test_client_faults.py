@@ -23,10 +23,8 @@ from support.http_servers import (
 )
 
 from tokentrace.client import certificates, network, proxies
-from tokentrace.client._diagnose_network import network_failure
-from tokentrace.client.facts import Facts
 from tokentrace.client.network import Backend
-from tokentrace.client.wire import Attempt, Timeouts, Wire
+from tokentrace.client.wire import Timeouts, Wire
 from tokentrace.errors import ConfigError, EndpointError
 from tokentrace.exchange import Exchange
 
@@ -86,6 +84,8 @@ def use_addresses(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
     real = socket.getaddrinfo
 
     def resolve(host: str, port: Any, *args: Any, **kwargs: Any) -> Any:
+        if not host.replace(".", "").isalpha():
+            return real(host, port, *args, **kwargs)  # an address, not a name
         kwargs["flags"] = socket.AI_NUMERICHOST
         return [found for a in addresses for found in real(a, port, *args, **kwargs)]
 
@@ -157,12 +157,44 @@ def test_a_silent_first_address_costs_a_quarter_of_a_second(monkeypatch: pytest.
     assert tried[0].startswith("127.0.0.1 given up") and tried[1].startswith("127.0.0.2 connected")
 
 
-def test_localhost_with_only_an_ipv6_address() -> None:
-    wire = Wire("localhost", 8000, stage="connect", attempts=[Attempt("::1", 1, 2, "refused")])
-    wire.fault = ConnectionRefusedError(111, "Connection refused")
-    facts = Facts("http://localhost:8000/v1/chat/completions", "http://localhost:8000/v1", wire, error=wire.fault)
-    error = network_failure(facts)
-    assert error.check == "TT806" and "127.0.0.1" in error.fix
+def only_on(host: str) -> socket.socket:
+    """A listener on one address, at a port that is free on 127.0.0.1 and ::1."""
+    while True:
+        listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        with contextlib.suppress(OSError):
+            other = "127.0.0.1" if ":" in host else "::1"
+            socket.create_connection((other, listener.getsockname()[1]), timeout=1).close()
+            listener.close()
+            continue
+        return listener
+
+
+@needs_ipv6
+@pytest.mark.parametrize(
+    ("listens", "name", "resolved"),
+    [
+        ("127.0.0.1", "localhost", "::1"),
+        ("::1", "localhost", "127.0.0.1"),
+        ("::1", "127.0.0.1", ""),
+        ("127.0.0.1", "[::1]", ""),
+    ],
+)
+def test_a_server_on_the_other_family_of_this_machine(
+    listens: str, name: str, resolved: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with only_on(listens) as listener:
+        port = listener.getsockname()[1]
+        if resolved:
+            use_addresses(monkeypatch, resolved)
+        error = error_of(say_hi(f"http://{name}:{port}/v1"), "TT806")
+        right = f"http://{'[::1]' if listens == '::1' else listens}:{port}/v1"
+        assert error.fix == f"use {right}" and f"nothing listens on {name}:{port}" in str(error)
+        assert not resolved or f"localhost is {resolved} here" in str(error)
+
+
+def test_a_port_that_nobody_listens_on_anywhere_is_no_matter_of_families() -> None:
+    with Refusing() as port:
+        error_of(say_hi(f"http://localhost:{port.port}/v1"), "TT803")
 
 
 def test_families_take_turns() -> None:
@@ -175,7 +207,7 @@ def test_families_take_turns() -> None:
 
 def test_lookup_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: [] if released.wait(100) else [])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: (released.wait(100), [])[1])
     start = time.monotonic()
     x = say_hi("http://slow.example/v1", timeout_s=0.3)
     assert time.monotonic() - start < 60
@@ -186,7 +218,11 @@ def test_lookup_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("greeting", "check", "word"),
     [
-        (b"SSH-2.0-OpenSSH_9.6\r\n", "TT829", "does not speak HTTP"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "TT829", "speaks SSH, and no HTTP"),
+        (b"220 mail.example ESMTP Postfix\r\n", "TT829", "speaks SMTP"),
+        (b"-ERR unknown command\r\n", "TT829", "speaks Redis"),
+        (b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05\x00\x00\x40\x00", "TT829", "HTTP/2"),
+        (b"\x00\x01\x02", "TT829", "does not speak HTTP"),
         (b"\x15\x03\x01\x00\x02\x02\x28", "TT814", "speaks https"),
         (b"", "TT828", "without an answer"),
         (b"HTTP/1.1 abc def\r\n\r\n", "TT829", "not valid HTTP"),
@@ -196,6 +232,28 @@ def test_what_answers_is_something_else(greeting: bytes, check: str, word: str) 
     with ScriptedServer(greeting=greeting) as server:
         error = error_of(ask(server), check)
     assert word in str(error)
+
+
+@pytest.mark.parametrize(
+    ("greeting", "word"),
+    [
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "speaks SSH"),
+        (b"220 mail.example ESMTP Postfix\r\n", "speaks SMTP"),
+        (b"hello there, whoever you are\r\n", "neither https nor http"),
+    ],
+)
+def test_https_to_something_else(greeting: bytes, word: str) -> None:
+    with ScriptedServer(greeting=greeting) as server:
+        error = error_of(say_hi(server.url.replace("http://", "https://") + "/v1"), "TT829")
+    assert word in str(error) and "plain http" not in str(error) + error.fix
+    assert "it began with: " in error.detail
+
+
+@pytest.mark.parametrize("headers", [{f"X-{n}": "a" * 10_000 for n in range(100)}, {"X": "a" * 1_000_000}])
+def test_headers_that_are_too_long(headers: dict[str, str]) -> None:
+    with ScriptedServer().on("POST", CHAT, Answer(200, headers, [b"{}"], "length")) as server:
+        error = error_of(ask(server), "TT829")
+    assert "headers" in str(error) and "100 KiB" in str(error) and "broke" not in str(error)
 
 
 def test_chunk_framing_that_is_broken() -> None:

@@ -6,7 +6,7 @@ import base64
 import json
 
 import pytest
-from client_support import CHAT, ask, everything_said
+from client_support import CHAT, ask, everything_said, say_hi
 from hypothesis import given
 from hypothesis import strategies as st
 from support.http_servers import Answer, ScriptedServer, chunk, event, in_pieces, json_answer, sse
@@ -134,3 +134,44 @@ def test_a_header_that_cannot_be_sent_is_named_and_not_shown(headers: dict[str, 
 
 def test_no_repr_shows_it() -> None:
     assert "secret" not in repr(keys.examine(KEY, "OPENAI_API_KEY"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["OPENAI_KEY", "OPENAI_APIKEY", "OPEN_AI_KEY", "OPEN_AI_API_KEY", "OPENAI_TOKEN", "openai_api_key"],
+)
+def test_a_key_under_nearly_the_right_name(name: str) -> None:
+    value = "sk-canary-0123456789"
+    with ScriptedServer().on("POST", CHAT, json_answer({"error": "no"}, 401)) as server:
+        x = say_hi(server.url + "/v1", environ={name: value})
+    assert x.error is not None and x.error.check == "TT830"
+    assert f"{name} is set, which nobody reads: export OPENAI_API_KEY=${name}" in x.error.fix
+    assert value not in everything_said(x)
+
+
+def test_names_that_are_read_or_hold_no_key_are_no_near_ones() -> None:
+    env = dict.fromkeys((*keys.KEY_VARIABLES, "OPENAI_BASE_URL", "OPENAI_ORG_ID", "OPENAI_API_VERSION"), "x")
+    assert keys.near_names({**env, "OPENAI_KEY": ""}) == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "host", "service"),
+    [
+        ("sk-ant-api03-abc", "api.openai.com", "Anthropic"),
+        ("sk-ant-api03-abc", "api.anthropic.com", ""),
+        ("hf_abcdef", "x.us-east-1.aws.endpoints.huggingface.cloud", ""),
+        ("gsk_abc", "notgroq.com", "Groq"),
+        ("sk-abcdef", "127.0.0.1", ""),
+    ],
+)
+def test_whose_key_it_is(key: str, host: str, service: str) -> None:
+    assert keys.of_another_service(key, host) == service
+
+
+def test_a_refused_key_of_another_service_is_named_by_its_service() -> None:
+    key = "sk-ant-api03-canary0123456789"
+    with ScriptedServer().on("POST", CHAT, json_answer({"error": {"message": f"bad key {key}"}}, 401)) as server:
+        x = say_hi(server.url + "/v1", api_key=key, source={"api_key": "OPENAI_API_KEY"})
+    assert x.error is not None and x.error.check == "TT831"
+    assert "a key of Anthropic, and 127.0.0.1 is not" in str(x.error) and "OPENAI_API_KEY" in x.error.fix
+    assert "canary" not in everything_said(x)

@@ -84,6 +84,9 @@ def _jwt(expires: float) -> str:
         ("https://host.example/v1", {"OPENAI_API_KEY": "http://host.example/v1"}, "TT832", "is a URL"),
         ("https://host.example/v1", {"OPENAI_API_KEY": "your-api-key"}, "TT832", "placeholder"),
         ("https://host.example/v1", {"OPENAI_API_BASE": "http://x"}, "TT809", "OPENAI_BASE_URL"),
+        ("https://host.example/v1", {"OPENAI_KEY": "sk-abcdef0123"}, "TT809", "OPENAI_API_KEY"),
+        ("https://host.example/v1", {"OPENAI_APIKEY": "sk-abcdef0123"}, "TT809", "OPENAI_APIKEY"),
+        ("https://host.example/v1", {"OPEN_AI_KEY": "sk-abcdef0123"}, "TT809", "OPEN_AI_KEY"),
     ],
 )
 def test_doubtful_keys_and_variables(url: str, environ: dict[str, str], check: str, said: str) -> None:

@@ -18,7 +18,7 @@ _SMALL_BYTES = 8_192
 def gateways_own(facts: Facts, by: Gateway) -> EndpointError:
     """What a status means in an answer that `by` wrote itself."""
     status, path = facts.status, urlsplit(facts.url).path
-    title = one_line(gateways.title(facts.text) or ("" if facts.is_html else facts.said), 120)
+    title = one_line(gateways.title(facts.shown(facts.text)) or ("" if facts.is_html else facts.said), 120)
     named = f"{status} {title}".strip()
     itself = f"{by.name} before the server answered itself ({named})"
     asked_not = "the server behind it was not asked"
@@ -74,7 +74,9 @@ def proxys_own(facts: Facts) -> EndpointError | None:
     # A 403 in HTML is how filtering proxies refuse; an API would have answered in JSON.
     if not (told or status in (502, 503, 504) or (status == 403 and facts.is_html)):
         return None
-    code = one_line(facts.headers.get("x-squid-error", "").partition(" ")[0] or gateways.title(facts.text), 80)
+    code = one_line(
+        facts.headers.get("x-squid-error", "").partition(" ")[0] or gateways.title(facts.shown(facts.text)), 80
+    )
     return proxy_answered(facts, f"{status} {code}".strip(), status in (500, 502, 503, 504))
 
 
@@ -93,7 +95,7 @@ def proxy_answered(facts: Facts, named: str, unreached: bool) -> EndpointError:
 
 
 def _own_failure(facts: Facts, by: Gateway, named: str) -> EndpointError:
-    said = some_lines(facts.text) if not facts.is_html else ""
+    said = some_lines(facts.shown(facts.text)) if not facts.is_html else ""
     up = "check that the server itself is up"
     if facts.status == 504:
         wait = f"; if the server is only slow, raise {by.wait}" if by.wait else ""

@@ -6,9 +6,11 @@ import errno
 import socket
 import ssl
 
+from tokentrace.client import protocols
 from tokentrace.client._diagnose_gateway import proxy_answered
 from tokentrace.client.causes import failure, one_line
 from tokentrace.client.facts import Facts
+from tokentrace.client.urls import is_loopback
 from tokentrace.errors import EndpointError
 from tokentrace.wording import listed
 
@@ -44,6 +46,9 @@ def timed_out(facts: Facts) -> EndpointError:
         if wire.proxy:
             return failure("TT820", f"the proxy {wire.proxy} did not answer in time", _proxy_fix(facts))
         if wire.stage == "tls":
+            other = protocols.of(facts.plain or b"")
+            if other and other not in ("TLS", "plain http"):
+                return _other_protocol(facts, other, facts.plain or b"")
             return failure(
                 "TT804",
                 f"{facts.where} took the connection but did not answer the TLS handshake in time",
@@ -134,11 +139,14 @@ def _no_connection(facts: Facts, error: OSError | None) -> EndpointError:
     if wire.proxy:
         return failure("TT820", f"the proxy {wire.proxy} cannot be reached", _proxy_fix(facts), _attempts(facts))
     if code == errno.ECONNREFUSED:
-        if wire.host == "localhost" and [a.address for a in wire.attempts] == ["::1"]:
+        if facts.listener:
+            there = facts.listener.partition("://")[2].partition("/")[0]
+            wide = "" if is_loopback(wire.host) else ", or have the server listen on all addresses (--host 0.0.0.0)"
             return failure(
                 "TT806",
-                f"nothing listens on port {wire.port} of ::1, the only address that localhost has here",
-                "write 127.0.0.1 instead of localhost in the base URL",
+                f"nothing listens on {facts.where}{_led(facts)}, but something does on {there}: the server listens on "
+                "that address only",
+                f"use {facts.listener}{wide}",
                 _attempts(facts),
             )
         return failure(
@@ -166,6 +174,12 @@ def _no_connection(facts: Facts, error: OSError | None) -> EndpointError:
         )
     said = f": {error.strerror}" if error is not None and error.strerror else ""
     return failure("TT805", f"{facts.where} cannot be reached{said}", "check host, port and network", _attempts(facts))
+
+
+def _led(facts: Facts) -> str:
+    """Where a name led, for a reader who did not know that it has one of two kinds of address."""
+    tried = [a.address for a in facts.wire.attempts]
+    return f" ({facts.wire.host} is {listed(tried, 3)} here)" if tried and facts.wire.host not in tried else ""
 
 
 def _tls(facts: Facts, error: ssl.SSLError) -> EndpointError:
@@ -204,11 +218,22 @@ def _tls(facts: Facts, error: ssl.SSLError) -> EndpointError:
             f"trusted here: {wire.ca}" if wire.ca else "",
         )
     text = str(error).upper().replace(" ", "_")
-    if "WRONG_VERSION_NUMBER" in text or "HTTP_REQUEST" in text or "PACKET_LENGTH" in text or "RECORD_LAYER" in text:
+    other = protocols.of(facts.plain or b"")
+    if other and other not in ("TLS", "plain http"):
+        return _other_protocol(facts, other, facts.plain or b"")
+    no_tls = any(word in text for word in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH", "RECORD_LAYER"))
+    if other == "plain http" or (no_tls and facts.plain is None):
         return failure(
             "TT813",
             f"{facts.where} speaks plain http, not https",
             f"use {facts.base_url.replace('https://', 'http://', 1)}",
+        )
+    if no_tls:
+        return failure(
+            "TT829",
+            f"what listens on {facts.where} speaks neither https nor http",
+            "check the port",
+            _seen(facts.plain or b""),
         )
     return failure(
         "TT815",
@@ -223,9 +248,14 @@ def _no_answer(facts: Facts, chain: list[BaseException]) -> EndpointError:
     if start[:1] == b"\x15" and start[1:2] == b"\x03":  # a TLS alert
         return speaks_https(facts)
     if start and not start.startswith(b"HTTP/"):
-        seen = "".join(chr(b) if 32 <= b < 127 else "." for b in start[:40])
+        if other := protocols.of(start):
+            return _other_protocol(facts, other, start)
+        return failure("TT829", f"what listens on {facts.where} does not speak HTTP", "check the port", _seen(start))
+    if any("Receive buffer too long" in str(e) for e in chain):
         return failure(
-            "TT829", f"what listens on {facts.where} does not speak HTTP", "check the port", f"it began with: {seen}"
+            "TT829",
+            f"the headers of the answer from {facts.where} are longer than 100 KiB, which no client reads",
+            "look at what sets them: cookies, or a gateway's own headers",
         )
     if wire.stage == "tls" or any(isinstance(e, ConnectionError) for e in chain) or not start:
         kind = "was reset" if any(isinstance(e, ConnectionResetError) for e in chain) else "was closed"
@@ -243,6 +273,20 @@ def _no_answer(facts: Facts, chain: list[BaseException]) -> EndpointError:
         "check the port and any proxy before it",
         str(facts.error)[:200],
     )
+
+
+def _other_protocol(facts: Facts, other: str, start: bytes) -> EndpointError:
+    return failure(
+        "TT829",
+        f"what listens on {facts.where} speaks {other}, and no HTTP",
+        "check the port: another program listens there",
+        _seen(start),
+    )
+
+
+def _seen(start: bytes) -> str:
+    seen = "".join(chr(b) if 32 <= b < 127 else "." for b in start[:40])
+    return f"it began with: {seen}" if seen else "it said nothing"
 
 
 def _proxy_refused(facts: Facts, said: str) -> EndpointError:

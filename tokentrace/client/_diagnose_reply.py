@@ -36,7 +36,7 @@ def reply_failure(facts: Facts) -> EndpointError | None:
             "TT862",
             f"{facts.malformed_count} of {facts.events} events of the stream are not JSON, so the reply is not whole",
             "look at what sits between here and the server: something rewrites the stream",
-            f"the first began with: {one_line(facts.malformed, 120)}",
+            f"the first began with: {one_line(facts.shown(facts.malformed), 120)}",
         )
     if not facts.finish_reason and not facts.saw_done:
         cut = " in the middle of an event" if facts.unfinished_event else ""
@@ -69,13 +69,13 @@ def _error_inside(facts: Facts) -> EndpointError:
         return failure(
             "TT852",
             f"status {facts.status}, but the JSON from {facts.url} holds an error and no choices (its keys are "
-            f"{one_line(', '.join(facts.keys[:12]))}): {one_line(facts.said, 120)}",
+            f"{one_line(facts.shown(', '.join(facts.keys[:12])))}): {one_line(facts.said, 120)}",
             _LATER
             if passing(facts)
             else f"use {facts.better_base}"
             if facts.better_base
             else "change what it names, or check the base URL",
-            some_lines(facts.text),
+            some_lines(facts.shown(facts.text)),
         )
     error = facts.reply_error or {}
     status = error.get("status_code") or error.get("code")
@@ -95,16 +95,16 @@ def _without_choices(facts: Facts) -> EndpointError:
             "TT862",
             f"the stream from {facts.where} holds no JSON",
             root_fix(facts, "check the base URL"),
-            f"it began with: {one_line(facts.malformed, 120)}",
+            f"it began with: {one_line(facts.shown(facts.malformed), 120)}",
         )
     if facts.keys:
         what = "empty choices" if "choices" in facts.keys else "no choices"
         said = f"; it said: {one_line(facts.said, 120)}" if facts.said else ""
         return failure(
             "TT851",
-            f"the JSON from {facts.url} has {what}; its keys are {one_line(', '.join(facts.keys[:12]))}{said}",
+            f"the JSON from {facts.url} has {what}; {_keys(facts)}{said}",
             root_fix(facts, "check the base URL and what serves it"),
-            some_lines(facts.text),
+            some_lines(facts.shown(facts.text)),
         )
     if not facts.events and (facts.keepalives or not facts.body.strip()):
         alive = f" but {facts.keepalives} keep-alives" if facts.keepalives else ""
@@ -125,9 +125,9 @@ def _without_choices(facts: Facts) -> EndpointError:
         "TT851",
         f"{facts.where} answered with something that is not the API ({kind})",
         root_fix(facts, "check the base URL"),
-        some_lines(facts.text),
+        some_lines(facts.shown(facts.text)),
     )
 
 
 def _keys(facts: Facts) -> str:
-    return f"its keys: {one_line(', '.join(facts.keys[:12]))}" if facts.keys else ""
+    return f"its keys are {one_line(facts.shown(', '.join(facts.keys[:12])))}" if facts.keys else ""

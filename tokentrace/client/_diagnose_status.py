@@ -30,7 +30,7 @@ _CONTEXT = re.compile(
 _MODEL = re.compile(
     r"model_?not_?found|model.{0,120}(not found|does not exist|not exist|not available|is not served|unknown|"
     r"decommissioned|not supported by this server|is not a valid)|(unknown|invalid|no such|unsupported) model|"
-    r"no endpoints found for",
+    r"no endpoints found for|server is pinned to .{1,200}requested",
     re.IGNORECASE | re.DOTALL,
 )
 _MEMORY = re.compile(r"out of memory|CUDA error|OutOfMemory|HIP error|cannot allocate", re.IGNORECASE)
@@ -220,8 +220,11 @@ def _unauthorised(facts: Facts) -> EndpointError:
         )
     if not facts.key_sent:
         others = [v for v in facts.key_variables if v not in ("OPENAI_API_KEY", "TOKENTRACE_API_KEY")]
-        own = f"is it the one in {others[0]}? then export OPENAI_API_KEY=${others[0]}" if others else ""
-        fix = own or "export OPENAI_API_KEY=…"
+        fix = "export OPENAI_API_KEY=…"
+        if facts.key_near:
+            fix = f"{facts.key_near} is set, which nobody reads: export OPENAI_API_KEY=${facts.key_near}"
+        elif others:
+            fix = f"is it the one in {others[0]}? then export OPENAI_API_KEY=${others[0]}"
         return failure(
             "TT830", "the server wants a key (401) and none was sent", f"{fix}, or use --profile", _detail(facts)
         )
@@ -235,6 +238,15 @@ def _unauthorised(facts: Facts) -> EndpointError:
             "TT833", f"the server refused the key (401): {hint}", "use an API key of this service", _detail(facts)
         )
     hint = f" ({facts.key_hint})" if facts.key_hint else ""
+    if facts.key_service:
+        source, host = facts.key_source or "the settings", urlsplit(facts.url).hostname
+        return failure(
+            "TT831",
+            f"the server refused the key from {source} (401): it is a key of {facts.key_service}, and {host} is not"
+            f"{said}",
+            f"set {source} to a key of {host}, or use --profile",
+            _detail(facts),
+        )
     return failure(
         "TT831",
         f"the server refused the key from {facts.key_source or 'the settings'} (401){hint}{said}",
@@ -380,5 +392,5 @@ def _said(facts: Facts) -> str:
 
 def _detail(facts: Facts) -> str:
     through = f"the answer is the server's own; it came through {facts.passed}" if facts.passed else ""
-    text = "" if facts.is_html else some_lines(facts.said or facts.text)
+    text = "" if facts.is_html else some_lines(facts.said or facts.shown(facts.text))
     return "\n".join(filter(None, [text, through]))

@@ -24,7 +24,7 @@ CAUSES: dict[str, Cause] = {
     "TT803": Cause(8, "connection_refused", "nothing listens there"),
     "TT804": Cause(8, "connect_timeout", "no answer to the connection"),
     "TT805": Cause(8, "unreachable", "no way to that address"),
-    "TT806": Cause(8, "wrong_address_family", "the server listens on the other one of IPv4 and IPv6"),
+    "TT806": Cause(8, "wrong_address_family", "the server listens on another address of this machine"),
     "TT810": Cause(8, "certificate_expired", "the server's certificate has expired or is not yet valid"),
     "TT811": Cause(8, "certificate_untrusted", "the server's certificate is signed by an unknown authority"),
     "TT812": Cause(8, "certificate_name", "the server's certificate is for another name"),

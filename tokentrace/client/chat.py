@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from tokentrace.client import lookaround
+from tokentrace.client import lookaround, private
 from tokentrace.client.causes import failure, of_setting, one_line
 from tokentrace.client.diagnose import diagnose, error_type, reply_notes
 from tokentrace.client.facts import KEPT_BYTES, Facts
@@ -193,6 +193,7 @@ class _Call:
         wire, limits = Wire(), replace(self.limits)
         facts = facts_of(self.endpoint, x.url, wire, limits.first_byte_s, self.environ)
         facts.request_bytes = len(content)
+        facts.private = private.texts(request.get("messages"))
         reply = Reply(x, facts, self.on_text)
         headers = merge({"traceparent": x.traceparent, "X-Request-Id": f"tokentrace-{x.span_id:016x}"}, self.headers)
         began = time.time_ns()

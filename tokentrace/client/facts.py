@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from tokentrace.client import gateways
+from tokentrace.client import gateways, private
 from tokentrace.client.certificates import Certificate
 from tokentrace.client.chunks import error_in, error_message, parse_json
 from tokentrace.client.gateways import Gateway
@@ -27,12 +27,15 @@ class Facts:
     wire: Wire = field(default_factory=Wire)
     error: BaseException | None = None
     model: str = ""
+    private: tuple[str, ...] = field(default=(), repr=False)  # what the user wrote, not to be repeated
     timeout_s: float = 0.0
     request_bytes: int = 0
     key_sent: bool = False
     key_source: str = ""
     key_problem: str = ""
     key_hint: str = ""
+    key_service: str = ""  # the service that issued the key, when the request went elsewhere
+    key_near: str = ""  # a variable that is set and nobody reads, with nearly the name of one that is
     key_variables: tuple[str, ...] = ()
     #: For the shell: makes requests to this host go past a proxy that the environment names.
     past_proxy: str = ""
@@ -91,7 +94,14 @@ class Facts:
 
     @property
     def said(self) -> str:
-        """The server's own error message, "" when it gave none."""
+        """The server's own error message without what it repeats of the prompt, "" when it gave none."""
+        return self.shown(self._said())
+
+    def shown(self, text: str) -> str:
+        """A text of the server, fit to be printed."""
+        return private.without(text, self.private)
+
+    def _said(self) -> str:
         if self.reply_error is not None:
             return error_message(self.reply_error)
         value = self.value

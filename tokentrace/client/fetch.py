@@ -41,6 +41,8 @@ def facts_of(endpoint: Endpoint, url: str, wire: Wire, timeout_s: float, environ
         key_source=endpoint.source.get("api_key", ""),
         key_problem=endpoint.key_problem,
         key_hint=keys.hint(endpoint.api_key),
+        key_service=keys.of_another_service(endpoint.api_key, endpoint.host),
+        key_near=next(iter(keys.near_names(environ)), ""),
         key_variables=keys.set_variables(environ),
         past_proxy=proxies.past(environ, endpoint.host),
     )

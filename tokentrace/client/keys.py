@@ -7,7 +7,7 @@ import binascii
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl
 
@@ -31,6 +31,36 @@ KEY_VARIABLES = (
     "AZURE_OPENAI_API_KEY",
     "ANTHROPIC_API_KEY",
     "HF_TOKEN",
+)
+#: What a key of a service begins with, and the hosts that take it. From the services' own documentation.
+SERVICES = (
+    ("sk-ant-", "Anthropic", ("anthropic.com",)),
+    ("sk-or-", "OpenRouter", ("openrouter.ai",)),
+    ("sk-proj-", "OpenAI", ("openai.com",)),
+    ("gsk_", "Groq", ("groq.com",)),
+    ("xai-", "xAI", ("x.ai",)),
+    ("nvapi-", "NVIDIA", ("nvidia.com",)),
+    ("pplx-", "Perplexity", ("perplexity.ai",)),
+    ("r8_", "Replicate", ("replicate.com",)),
+    ("AIza", "Google", ("googleapis.com",)),
+    ("hf_", "Hugging Face", ("huggingface.co", "huggingface.cloud", "hf.space")),
+)
+#: OPENAI_API_KEY in the spellings that people give it, without underscores and in capital letters.
+_NEAR = frozenset(
+    f"{who}{what}"
+    for who in ("OPENAI", "OPENAPI", "OPENIA")
+    for what in (
+        "KEY",
+        "KEYS",
+        "APIKEY",
+        "APIKEYS",
+        "APITOKEN",
+        "TOKEN",
+        "SECRET",
+        "SECRETKEY",
+        "APISECRET",
+        "APISECRETKEY",
+    )
 )
 #: Headers and fields of a query that hold a key.
 _SECRET_NAME = re.compile(r"auth|key|token|secret|cookie|password|^sig", re.IGNORECASE)
@@ -104,6 +134,24 @@ def secrets(headers: Mapping[str, str], query: str = "") -> list[bytes]:
 def set_variables(env: Mapping[str, str]) -> tuple[str, ...]:
     """Names (never values) of the key variables that are set."""
     return tuple(name for name in KEY_VARIABLES if env.get(name))
+
+
+def near_names(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of variables that are set and nobody reads, but nearly have the name of OPENAI_API_KEY."""
+    return tuple(
+        name for name in env
+        if env[name] and name != "OPENAI_API_KEY" and name.replace("_", "").replace("-", "").upper() in _NEAR
+    )  # fmt: skip
+
+
+def of_another_service(key: str, host: str) -> str:
+    """The service that issued this key, by its beginning; "" when the host is that service, or it cannot be told."""
+    host = host.lower()
+    return next((who for start, who, hosts in SERVICES if key.startswith(start) and not within(host, hosts)), "")
+
+
+def within(host: str, suffixes: Iterable[str]) -> bool:
+    return any(host == suffix or host.endswith(("." + suffix, "-" + suffix)) for suffix in suffixes)
 
 
 def _claims(key: str) -> dict[str, object] | None:

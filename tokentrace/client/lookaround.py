@@ -5,15 +5,17 @@ Only GET requests to the host that was addressed, two seconds each, that make no
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import time
 from collections.abc import Mapping
 
-from tokentrace.client import certificates
+from tokentrace.client import certificates, protocols
 from tokentrace.client.chunks import parse_json
 from tokentrace.client.facts import Facts
 from tokentrace.client.fetch import fetch
 from tokentrace.client.settings import Endpoint
-from tokentrace.client.urls import server_root
+from tokentrace.client.urls import bracketed, is_loopback, server_root
 from tokentrace.errors import EndpointError
 
 #: Causes whose message gets better by asking for the server's models, here or under another base URL.
@@ -53,6 +55,42 @@ def look(
     elif check in ("TT810", "TT811", "TT812") and not facts.wire.proxy:
         seconds = min(_EACH_S, all_s)
         facts.certificate = certificates.presented(endpoint.host, endpoint.port, seconds, facts.wire.peer)
+    elif check == "TT803" and not facts.wire.proxy:
+        facts.listener = _listener(endpoint, facts, all_s)
+    elif facts.wire.tls_start_ns and not facts.wire.tls_end_ns and not facts.wire.proxy:
+        facts.plain = protocols.heard(facts.wire.peer or endpoint.host, endpoint.port, min(_EACH_S, all_s))
+
+
+def _listener(endpoint: Endpoint, facts: Facts, all_s: float) -> str:
+    """The base URL on another of this machine's addresses where something listens; "" when nothing does.
+
+    Only for an address of this machine itself. Nothing is sent.
+    """
+    tried = [a.address for a in facts.wire.attempts]
+    own = _own_addresses()
+    if not any(is_loopback(a) or a in own for a in tried):
+        return ""
+    end = time.monotonic() + min(_EACH_S, all_s)
+    for address in dict.fromkeys(("127.0.0.1", "::1", *own)):
+        left = end - time.monotonic()
+        if address in tried or left <= 0:
+            continue
+        with contextlib.suppress(OSError), socket.create_connection((address, endpoint.port), timeout=min(0.5, left)):
+            parts = endpoint.parts
+            path = parts.url[len(parts.origin) :]
+            return f"{parts.scheme}://{bracketed(address)}:{parts.port}{path}"
+    return ""
+
+
+def _own_addresses() -> list[str]:
+    import psutil
+
+    try:
+        found = [one.address for addresses in psutil.net_if_addrs().values() for one in addresses
+                 if one.family in (socket.AF_INET, socket.AF_INET6)]  # fmt: skip
+    except (psutil.Error, OSError):
+        return []
+    return [address for address in found if "%" not in address]
 
 
 def _ask(endpoint: Endpoint, facts: Facts, check: str, all_s: float, environ: Mapping[str, str] | None = None) -> None:

@@ -33,7 +33,7 @@ SERVERS: frozenset[Mode] = frozenset(("endpoint", "process"))
 LEFT_OUT = "left out by --offline"
 
 #: What may still be waited for beyond the timeout, for the diagnosis; an answer is promised within three seconds.
-GRACE_S = 2.2
+GRACE_S = 2.0
 
 #: What a request meets when the engine did not start, died or cannot work: a lower layer that fails may `explain` it.
 ENGINE_DOWN = (

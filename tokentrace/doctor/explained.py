@@ -20,8 +20,9 @@ CAUSE_TEXTS: dict[str, tuple[str, str, str]] = {
               "too busy to accept.", _CONNECT, "Check host and port, and the firewall between."),
     "TT805": ("The network has no way to that address.", _CONNECT,
               "Check the address, the VPN, and the machine's network."),
-    "TT806": ("The name leads to both IPv4 and IPv6, and the server listens on the other one.", _CONNECT,
-              "Use the address on which it listens, such as 127.0.0.1."),
+    "TT806": ("Nothing listens on the address of the base URL, and something does on another one of this machine: on "
+              "::1 and not 127.0.0.1, or the reverse, or only on the loopback.", _CONNECT,
+              "Use the address on which it listens, which the sentence gives."),
     "TT810": ("The server's certificate is outside of its dates; or this machine's clock is wrong.", _TLS,
               "Have it renewed, or set the clock."),
     "TT811": ("The certificate is signed by an authority that this program does not know: a company's own, or itself.",

@@ -13,19 +13,6 @@ from tokentrace.client.urls import is_loopback
 from tokentrace.doctor.check import SERVERS, Check, Result, Situation, fail, ok, skip, unknown, warn
 from tokentrace.errors import ConfigError, TokentraceError
 
-#: What a key of a service begins with, and the hosts that take it. From the services' own documentation.
-_KEY_OF = (
-    ("sk-ant-", "Anthropic", ("anthropic.com",)),
-    ("sk-or-", "OpenRouter", ("openrouter.ai",)),
-    ("sk-proj-", "OpenAI", ("openai.com",)),
-    ("gsk_", "Groq", ("groq.com",)),
-    ("xai-", "xAI", ("x.ai",)),
-    ("nvapi-", "NVIDIA", ("nvidia.com",)),
-    ("pplx-", "Perplexity", ("perplexity.ai",)),
-    ("r8_", "Replicate", ("replicate.com",)),
-    ("AIza", "Google", ("googleapis.com",)),
-    ("hf_", "Hugging Face", ("huggingface.co", "huggingface.cloud", "hf.space")),
-)
 #: The service's own variable for its key.
 _VARIABLE_OF = {
     "groq.com": "GROQ_API_KEY", "openrouter.ai": "OPENROUTER_API_KEY", "deepseek.com": "DEEPSEEK_API_KEY",
@@ -37,7 +24,7 @@ _OAUTH_HOSTS = ("aiplatform.googleapis.com", "githubcopilot.com", "chatgpt.com")
 #: Variables of older clients, and what is read today.
 _OLD = {
     "OPENAI_API_BASE": "OPENAI_BASE_URL", "OPENAI_API_HOST": "OPENAI_BASE_URL", "OPENAI_BASE": "OPENAI_BASE_URL",
-    "OPENAI_URL": "OPENAI_BASE_URL", "OPENAI_KEY": "OPENAI_API_KEY", "OPENAI_TOKEN": "OPENAI_API_KEY",
+    "OPENAI_URL": "OPENAI_BASE_URL",
 }  # fmt: skip
 _PROXY_VARIABLES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 _CA_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
@@ -99,23 +86,21 @@ def _doubts(endpoint: Endpoint, key: str, source: str) -> Iterator[Result]:
     hint = keys.hint(key)
     if "expired" in hint:
         yield warn("TT833", hint, "log in again, or use an API key")
-    elif "OAuth" in hint and not _within(host, _OAUTH_HOSTS) and not is_loopback(host):
+    elif "OAuth" in hint and not keys.within(host, _OAUTH_HOSTS) and not is_loopback(host):
         yield warn("TT833", hint, "if it is refused, use an API key of this service")
-    elif not hint and _within(host, _OAUTH_HOSTS) and key.startswith(("sk-", "AIza", "gsk_")):
+    elif not hint and keys.within(host, _OAUTH_HOSTS) and key.startswith(("sk-", "AIza", "gsk_")):
         yield warn("TT833", f"{host} wants an OAuth access token, and the key from {source} is an API key", "log in")
-    for start, service, hosts in _KEY_OF:
-        if key.startswith(start) and not _within(host, hosts) and _service(host):
-            yield warn(
-                "TT832",
-                f"the key from {source} is one of {service}, and {host} is another service",
-                f"set {source} to a key of {host}, or use --profile",
-            )
-            return
+    if (service := keys.of_another_service(key, host)) and _service(host):
+        yield warn(
+            "TT832",
+            f"the key from {source} is one of {service}, and {host} is another service",
+            f"set {source} to a key of {host}, or use --profile",
+        )
 
 
 def _in_another_variable(s: Situation, endpoint: Endpoint) -> Iterator[Result]:
     for suffix, variable in _VARIABLE_OF.items():
-        if _within(endpoint.host.lower(), (suffix,)) and s.environ.get(variable):
+        if keys.within(endpoint.host.lower(), (suffix,)) and s.environ.get(variable):
             yield warn(
                 "TT832",
                 f"no key is sent, but {variable} is set, which is the variable of this service",
@@ -124,16 +109,14 @@ def _in_another_variable(s: Situation, endpoint: Endpoint) -> Iterator[Result]:
 
 
 def _service(host: str) -> bool:
-    return any(_within(host, hosts) for _, _, hosts in _KEY_OF) or any(_within(host, (h,)) for h in _VARIABLE_OF)
-
-
-def _within(host: str, suffixes: Iterable[str]) -> bool:
-    return any(host == suffix or host.endswith(("." + suffix, "-" + suffix)) for suffix in suffixes)
+    return any(keys.within(host, hosts) for _, _, hosts in keys.SERVICES) or any(
+        keys.within(host, (h,)) for h in _VARIABLE_OF
+    )
 
 
 def _others(s: Situation) -> Iterable[Result]:
     found = []
-    for old, new in _OLD.items():
+    for old, new in (*_OLD.items(), *((name, "OPENAI_API_KEY") for name in keys.near_names(s.environ))):
         if s.environ.get(old):
             what = "is used" if s.environ.get(new) else "is what counts, and is not set"
             found.append(warn("TT809", f"{old} is set, which is not read; {new} {what}", f"set {new}, and unset {old}"))
