@@ -156,7 +156,8 @@ def build(trace: Trace, found: Analysis | None = None, *, prompt: str = "", note
     main = found.main
     facts = main.view.exchange
     told = [str(note) for note in facts.get("notes") or ()]
-    error = str(facts.get("error") or "")
+    failed = next((one.view.exchange for one in found.passes.values() if one.view.exchange.get("error")), {})
+    error = str(failed.get("error") or "")
     return Report(
         schema=SCHEMA,
         trace_id=trace.trace_id_hex,
@@ -179,7 +180,7 @@ def build(trace: Trace, found: Analysis | None = None, *, prompt: str = "", note
         token_times=[token.as_dict() for token in found.tokens],
         operators=[operator.as_dict() for operator in found.operators],
         operators_pass=found.operators_pass if found.operators else "",
-        error=Failure(error, int(facts.get("error_layer") or 0), str(facts.get("fix") or "")) if error else None,
+        error=Failure(error, int(failed.get("error_layer") or 0), str(failed.get("fix") or "")) if error else None,
         notes=[*told, *notes],
         interrupted=str(trace.attributes(0).get(MARK) or "") if len(trace) else "",
     )

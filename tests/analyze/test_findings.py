@@ -11,6 +11,7 @@ from tokentrace.errors import EndpointError
 from tokentrace.exchange import Chunk
 from tokentrace.model import IdSource, Record
 from tokentrace.probe import Finding
+from tokentrace.report import build
 from tokentrace.stitch import PassRecords, stitch
 from tokentrace.wording import duration, share
 
@@ -117,6 +118,38 @@ def test_a_failed_request_is_the_first_finding() -> None:
         8, "The request failed: the server refused the key", "3 chunks of the reply had arrived",
         "check OPENAI_API_KEY", "fail",
     )  # fmt: skip
+
+
+def test_an_interrupted_pass_is_compared_with_none_and_heads_no_report() -> None:
+    cold, warm, _ = three()
+    assert warm.exchange is not None
+    warm.exchange.interrupted, warm.exchange.complete = True, False
+    warm.exchange.chunks, warm.exchange.text = [], ""
+    warm.records = [r for r in warm.records if r.name not in ("step", "decode")]
+    found = run([cold, warm])
+    assert found.main.name == "cold", "its reply is whole"
+    assert found.cold_sentence == "" and found.passes["cold"].dilation is None
+    assert not any(word in sentences(found) for word in ("different", "without any content", "first request"))
+    assert run([warm]).main.name == "warm", "there is no other"
+
+
+def test_a_failed_pass_is_told_beside_the_one_that_heads_the_report() -> None:
+    cold, warm, _ = three()
+    assert warm.exchange is not None
+    warm.exchange.error, warm.exchange.complete = EndpointError("the engine was killed", fix="start it"), False
+    found = build(stitch([cold, warm], ids=IdSource(9)))
+    assert found.headline_pass == "cold" and found.cold == ""
+    assert found.error is not None and (found.error.message, found.error.fix) == ("the engine was killed", "start it")
+
+
+def test_steps_that_no_profiler_recorded_are_told_where_their_time_stands() -> None:
+    once = request_pass("once", steps=4)
+    last = max((r for r in once.records if r.name == "forward"), key=lambda r: r.start_ns)
+    once.records = [r for r in once.records if r.layer not in (3, 4) or not last.start_ns <= r.start_ns < last.end_ns]
+    told = one(run([once]), "The profiler recorded 3 of 4 forward passes")
+    assert told.layer == 5 and told.status == "warn" and "layers 4 and 3 took more" in told.sentence
+    assert "profiler recorded" not in sentences(run([request_pass("once", steps=4)]))
+    assert "profiler recorded" not in sentences(run([request_pass("once", steps=4, deep=False)]))
 
 
 def test_time_of_no_layer_is_told_with_its_longest_gap() -> None:

@@ -44,7 +44,7 @@ class PassTimes:
     own_by_row: dict[int, int]
     unattributed_ns: int
     steps: list[StepRow]
-    dilation: float | None = None  # wall time over the warm one's; None where there is no warm pass to compare with
+    dilation: float | None = None  # wall time over the warm one's; None where these two cannot be compared
 
     @property
     def name(self) -> str:
@@ -106,9 +106,9 @@ def analyze(trace: Trace) -> Analysis:
     main = timed[headline(views, str(trace.meta.get("headline") or "")).name]
     deep = timed.get("deep")
     warm = timed.get("warm")
-    if warm is not None:
+    if warm is not None and warm.view.whole:
         for one in timed.values():
-            one.dilation = _compare.dilation(one.view, warm.view)
+            one.dilation = _compare.dilation(one.view, warm.view) if one.view.whole else None
     shared = None
     if deep is not None and deep is not main:
         light = _split.parts(trace, main.view, main.own_by_row)
@@ -134,7 +134,7 @@ def analyze(trace: Trace) -> Analysis:
         operators_pass=seeing.name,
     )  # fmt: skip
     cold = timed.get("cold")
-    if cold is not None and warm is not None:
+    if cold is not None and warm is not None and cold.view.whole and warm.view.whole:
         analysis.cold_extra = _compare.extras(cold.own, warm.own, cold.unattributed_ns, warm.unattributed_ns)
         cached = (warm.cached_tokens or 0) - (cold.cached_tokens or 0)
         analysis.cold_sentence = _compare.cold_sentence(cold.view, warm.view, analysis.cold_extra, cached)

@@ -73,7 +73,7 @@ def replies(trace: Trace, views: Mapping[str, PassView]) -> dict[str, Any] | Non
     Token ids are compared where the tokenizer was seen in both passes, else the text. A reply that broke off is left
     out: it says nothing about the tokens it lacks.
     """
-    whole = [v for v in views.values() if v.exchange and not v.exchange.get("error")]
+    whole = [v for v in views.values() if v.exchange and v.whole]
     for one, other in ((whole[0], view) for view in whole[1:]):
         left, right = decoded(trace, one), decoded(trace, other)
         ids = [i for i, _ in left], [i for i, _ in right]

@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from tokentrace.analyze import _compare
+from tokentrace.analyze import _compare, _split
 from tokentrace.analyze._passes import NONE, name_of
 from tokentrace.analyze._server import only_told, own_account
 from tokentrace.model import Trace
@@ -66,7 +66,7 @@ def _reply_cut(trace: Trace, found: Analysis) -> Iterator[Finding]:
         text = f"{count} output tokens" if count is not None else ""
         yield Finding(8, "The reply was cut off at the token limit.", text, "raise --max-tokens", "ok")
     asked = found.main.view.chat != NONE and trace.attributes(found.main.view.chat).get("gen_ai.operation.name")
-    if asked and facts and not facts.get("error") and not facts.get("chunks"):
+    if asked and facts and found.main.view.whole and not facts.get("chunks"):
         yield Finding(8, "The server answered without any content.", f"finish reason {facts.get('finish_reason')!r}",
                       "raise --max-tokens, or look at what the chat template makes of the prompt", "warn")  # fmt: skip
 
@@ -110,7 +110,13 @@ def _prefix_cache(trace: Trace, found: Analysis) -> Iterator[Finding]:
 
 def _cold(trace: Trace, found: Analysis) -> Iterator[Finding]:
     cold, warm = found.passes.get("cold"), found.passes.get("warm")
-    if cold is None or warm is None or cold.wall_ns < 1.2 * warm.wall_ns or cold.wall_ns - warm.wall_ns < _SMALL_NS:
+    if (
+        cold is None
+        or warm is None
+        or not found.cold_sentence
+        or cold.wall_ns < 1.2 * warm.wall_ns
+        or cold.wall_ns - warm.wall_ns < _SMALL_NS
+    ):
         return
     evidence = f"{duration(cold.wall_ns)} cold, {duration(warm.wall_ns)} warm"
     compiled = next((e.extra_ns for e in found.cold_extra if e.layer == 2 and e.extra_ns > 0), 0)
@@ -199,6 +205,22 @@ def _dilation(trace: Trace, found: Analysis) -> Iterator[Finding]:
     else:
         sentence = f"Deep probing stretched the request to {times}."
     yield Finding(4, sentence, ", ".join(parts), "", status)
+
+
+def _recorded_in_part(trace: Trace, found: Analysis) -> Iterator[Finding]:
+    """A profiler records the first steps of a long reply; in three passes the others are shared out by these."""
+    main = found.main
+    if "deep" in found.passes and main.name != "deep":
+        return
+    without, within, time_ns = _split.not_looked_into(trace, main.own_by_row)
+    if not without:
+        return
+    sentence = (
+        f"The profiler recorded {within} of {without + within} forward passes; the {duration(time_ns)} of the others "
+        "stand under layer 5 undivided, so layers 4 and 3 took more than is shown."
+    )
+    fix = "leave --once away, which shares them out, or ask for a shorter reply: --max-tokens"
+    yield Finding(5, sentence, f"{share(time_ns, main.wall_ns)} of the request", fix, "warn")
 
 
 def _queue_wait(trace: Trace, found: Analysis) -> Iterator[Finding]:
@@ -293,5 +315,6 @@ def _stitching(trace: Trace, found: Analysis) -> Iterator[Finding]:
 _PARTS: tuple[Callable[[Trace, Analysis], Iterator[Finding]], ...] = (
     _failed, _different_replies, _reply_cut, _token_counts, _unattributed, _cold, _compiled_again, _looked_up,
     _facts_of_caches,
-    _prefix_cache, own_account, _queue_wait, _shared, _bursts, _late_token, _dilation, _stitching,
+    _prefix_cache, own_account, _queue_wait, _shared, _bursts, _late_token, _dilation,
+    _recorded_in_part, _stitching,
 )  # fmt: skip

@@ -31,6 +31,11 @@ class PassView:
     def wall_ns(self) -> int:
         return self.end_ns - self.start_ns
 
+    @property
+    def whole(self) -> bool:
+        """Did its request come to its end? What broke off, or was interrupted, cannot be compared with another pass."""
+        return not self.exchange.get("error") and not self.exchange.get("interrupted")
+
 
 def passes(trace: Trace) -> dict[str, PassView]:
     """The passes by name, in the order they ran. A trace without passes is one pass, "once"."""
@@ -88,10 +93,14 @@ def _states_of_spans(trace: Trace, rows: list[int]) -> dict[int, Mapping[str, An
 
 
 def headline(found: Mapping[str, PassView], chosen: str = "") -> PassView:
-    """The pass whose times are the run's: `chosen`, where the trace names one that it has."""
-    for name in (chosen, *HEADLINE):
-        if name in found:
-            return found[name]
+    """The pass whose times are the run's: `chosen`, where the trace names one that it has, else one that is whole."""
+    if chosen in found:
+        return found[chosen]
+    whole = {name: view for name, view in found.items() if view.whole}
+    for views in (whole, found):
+        for name in HEADLINE:
+            if name in views:
+                return views[name]
     return list(found.values())[-1]
 
 

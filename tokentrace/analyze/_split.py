@@ -37,22 +37,46 @@ def parts(
     A profiler records the first steps of a long reply only. With `looked_into`, passes through a part that show nothing
     below it are left out where others do: they say nothing of the proportions.
     """
+    found: dict[Part, dict[Place, int]] = {}
+    for part, through in _through(trace, own).items():
+        seen = [places for places in through.values() if _shows_inside(places)] if looked_into else []
+        total = found[part] = {}
+        for places in seen or through.values():
+            for place, spent in places.items():
+                total[place] = total.get(place, 0) + spent
+    return found
+
+
+def not_looked_into(trace: Trace, own: Mapping[int, int]) -> tuple[int, int, int]:
+    """Passes through the model that show nothing below layer 5, those that do, and the time of the former, ns.
+
+    Sampling is left out, and so are phases of which nothing at all was looked into: there no profiler ran.
+    """
+    without = within = time_ns = 0
+    for (name, _), through in _through(trace, own).items():
+        seen = sum(_shows_inside(places) for places in through.values())
+        if name == "forward" and seen:
+            within += seen
+            without += len(through) - seen
+            time_ns += sum(sum(places.values()) for places in through.values() if not _shows_inside(places))
+    return without, within, time_ns
+
+
+def _through(trace: Trace, own: Mapping[int, int]) -> dict[Part, dict[int, dict[Place, int]]]:
+    """Own time of layers 5 to 3 by part, then by its outermost span, then by place, ns."""
     known: dict[int, tuple[Part, int]] = {}
-    times: dict[Part, dict[int, dict[Place, int]]] = {}  # by the outermost span
+    times: dict[Part, dict[int, dict[Place, int]]] = {}
     for row, spent in own.items():
         if trace.layer[row] in _MODEL:
             part, outermost = _part(trace, row, known)
             places = times.setdefault(part, {}).setdefault(outermost, {})
             place = trace.layer[row], direction_of(trace, row)
             places[place] = places.get(place, 0) + spent
-    found: dict[Part, dict[Place, int]] = {}
-    for part, through in times.items():
-        seen = [places for places in through.values() if any(layer < 5 for layer, _ in places)] if looked_into else []
-        total = found[part] = {}
-        for places in seen or through.values():
-            for place, spent in places.items():
-                total[place] = total.get(place, 0) + spent
-    return found
+    return times
+
+
+def _shows_inside(places: Mapping[Place, int]) -> bool:
+    return any(layer < 5 for layer, _ in places)
 
 
 def _part(trace: Trace, row: int, known: dict[int, tuple[Part, int]]) -> tuple[Part, int]:

@@ -33,6 +33,7 @@ def exchange_facts(exchange: Exchange) -> dict[str, Any]:
         "finish_reason": exchange.finish_reason,
         "status_code": exchange.status_code,
         "complete": exchange.complete,
+        "interrupted": exchange.interrupted,
         "request_bytes": exchange.request_bytes,
         "response_bytes": exchange.response_bytes,
         "chunk_count": len(exchange.chunks),
