@@ -112,6 +112,42 @@ def test_other_routes_that_go_wrong_do_no_harm(path: str, answer: Answer) -> Non
     assert "TT800" in ids(found, "ok")
 
 
+PROMPT_ECHO = {
+    "422": lambda r: json_answer({"detail": [{"loc": ["body"], "msg": "bad", "input": r.json}], "body": r.json}, 422),
+    "400": lambda r: json_answer({"error": {"message": f"cannot parse {r.body.decode()}"}}, 400),
+    "500": lambda r: Answer(500, {"Content-Type": "text/plain"}, [r.body], "length"),
+}
+
+
+@pytest.mark.parametrize("name", PROMPT_ECHO)
+def test_a_run_does_not_print_the_prompt_that_the_server_repeats(name: str, tmp_path: Path) -> None:
+    with healthy() as server:
+        server.on("POST", CHAT, PROMPT_ECHO[name])
+        done = subprocess.run(
+            [*COMMAND, "run", "the canary prompt of a patient", "--url", server.url + "/v1", "--key", CANARY],
+            capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path,
+            env={**os.environ, "TOKENTRACE_DATA_DIR": str(tmp_path)},
+        )  # fmt: skip
+    assert done.returncode == 2 and f"({name})" in done.stderr, done.stderr
+    assert "canary" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("answer", "check", "said"),
+    [
+        (json_answer({"detail": "Method Not Allowed"}, 405), "TT842", "does not take POST"),
+        (json_answer({"error": {"message": "not implemented", "code": 501}}, 501), "TT842", "does not take POST"),
+        (html_answer("<h1>Unsupported method ('POST')</h1>", 501, server="SimpleHTTP/0.6"), "TT842", "501"),
+        (json_answer({"detail": "too large"}, 413), "TT843", "hardly any request"),
+    ],
+)
+def test_statuses_that_refuse_every_request(answer: Answer, check: str, said: str) -> None:
+    with healthy() as server:
+        server.on("POST", CHAT, answer)
+        found = look(server.url + "/v1")
+    assert found.verdict.check == check and said in found.verdict.cause and found.verdict.fix, found.verdict
+
+
 def test_a_key_does_not_follow_a_redirect() -> None:
     with healthy() as other, healthy() as server:
         for method, path in (("POST", CHAT), ("GET", "/v1/models"), ("GET", "/metrics")):
@@ -191,5 +227,7 @@ def test_nothing_listens_and_nothing_answers() -> None:
     with ScriptedServer(accept=False) as silent:
         found = look(silent.url + "/v1", timeout_s=2)  # a limit that is not kept would wait for ever
         assert found.verdict.status == "fail" and found.verdict.layer == 8
+        assert found.verdict.check == "TT825" and not found.verdict.also
+        assert f"nothing answers on 127.0.0.1:{silent.port}" in found.verdict.cause
     with ScriptedServer(greeting=b"SSH-2.0-OpenSSH_9.6\r\n") as ssh:
         assert look(ssh.url + "/v1").verdict.check == "TT829"

@@ -48,7 +48,7 @@ SERVICES = (
 #: OPENAI_API_KEY in the spellings that people give it, without underscores and in capital letters.
 _NEAR = frozenset(
     f"{who}{what}"
-    for who in ("OPENAI", "OPENAPI", "OPENIA")
+    for who in ("OPENAI", "OPENIA")
     for what in (
         "KEY",
         "KEYS",

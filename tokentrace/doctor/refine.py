@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from tokentrace.client.causes import failure
 from tokentrace.client.settings import Endpoint
+from tokentrace.client.urls import bracketed
 from tokentrace.doctor.check import Sample, Situation
 from tokentrace.doctor.jobs import Job
 from tokentrace.doctor.look import Look, ask, look, urls
@@ -28,8 +29,10 @@ _BETWEEN_S = 0.7
 _GONE_S = 1.0
 
 
-def refine(error: EndpointError, seen: Progress | None, others: Look | None, waited_s: float) -> EndpointError:
-    """The error itself, or the one that names the engine as its cause."""
+def refine(
+    error: EndpointError, seen: Progress | None, others: Look | None, waited_s: float, where: str = ""
+) -> EndpointError:
+    """The error itself, or the one that names the engine as its cause. `where`: the server as host:port."""
     if error.check not in SILENT:
         return error
     detail = "\n".join(filter(None, [error.detail, *(seen.evidence if seen else ())]))
@@ -57,7 +60,20 @@ def refine(error: EndpointError, seen: Progress | None, others: Look | None, wai
             "look at the server's log; if it shows no progress, restart it; if it does, raise --timeout",
             "\n".join(filter(None, [str(error), detail, *alive])),
         )
+    if where and others is not None and error.check == "TT825" and _silent(others):
+        return failure(
+            "TT825",
+            f"nothing answers on {where}: it takes connections, and no request got an answer on any path",
+            "look whether the process that listens there is stopped or hangs, and restart it; a forwarded port that "
+            "leads nowhere looks the same",
+            "\n".join(filter(None, [str(error), detail])),
+        )
     return error
+
+
+def _silent(others: Look) -> bool:
+    """Did no other route answer either, each asked for a while?"""
+    return all(r.error is not None and r.error.check in SILENT for r in others.replies.values())
 
 
 def gone(
@@ -124,7 +140,8 @@ def after_failure(
     others = look(endpoint, env, _LOOK_S)
     reading.wait(situation.left_s)
     seen = list(samples)
-    return refine(error, progress(seen, call_failed=True) if seen else None, others, endpoint.timeout_s)
+    known = progress(seen, call_failed=True) if seen else None
+    return refine(error, known, others, endpoint.timeout_s, f"{bracketed(endpoint.host)}:{endpoint.port}")
 
 
 def _read(situation: Situation, found: list[Sample]) -> None:
