@@ -182,7 +182,7 @@ def test_device_nodes_are_checked_one_by_one() -> None:
             "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
             "print([t.what for t in device_nodes(Path(sys.argv[1]))])"
         )
-        done = subprocess.run([sys.executable, "-c", code, str(root)], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, "-c", code, str(root)], capture_output=True, text=True, timeout=240)
         assert done.stdout.strip() == str([str(root / "dri" / "renderD128")]), done.stderr
     finally:
         shutil.rmtree(root)
@@ -219,7 +219,7 @@ def test_the_real_module_over_a_c_library(tmp_path: Path) -> None:
         "print(s.read().joules, s.condition().temperature_c, s.info.resolution_joules, s.info.fields['power'])\n"
     )
     env = {**os.environ, "ROCM_PATH": str(tmp_path), "ROCM_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     joules, celsius, resolution, power = done.stdout.split(maxsplit=3)
     assert float(joules) == pytest.approx(1000.0) and float(celsius) == 64.0
