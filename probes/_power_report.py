@@ -7,8 +7,6 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from tokentrace.energy.curve import Stretch
 from tokentrace.energy.device import MAX_LIST, Split, Tokens, Window, record_over
 from tokentrace.exchange import Exchange
@@ -147,6 +145,8 @@ def cpu_record(watch: CpuWatch, window: Window, tokens: Tokens, reason: str) -> 
 
 
 def _spent(readings: Sequence[CpuReading], name: str, window: Window) -> float | None:
+    import numpy as np
+
     points = [(r.time_ns, getattr(r, name)) for r in readings if getattr(r, name) is not None]
     if len(points) < 2:
         return None

@@ -261,3 +261,16 @@ def test_the_local_engine_is_healthy(tmp_path: Path) -> None:
     for check in ("TT800", "TT703", "TT702", "TT706", "TT610", "TT612", "TT619", "TT870", "TT872"):
         assert status[check] == "ok", [c for c in value["checks"] if c["id"] == check]
     assert sorted((p.name, p.stat().st_mtime_ns) for p in folder.iterdir()) == before
+
+
+def test_the_static_checks_import_nothing_large(tmp_path: Path) -> None:
+    """What makes the command slow is imports: torch is loaded by the trial's own process, numpy by nobody."""
+    program = (
+        "import sys; from tokentrace.doctor import Wishes, diagnose; found = diagnose(Wishes(offline=True));"
+        "print(len(found.examination.results), *({'numpy', 'torch', 'transformers', 'pandas'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True, text=True, env=environment(tmp_path), timeout=120, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stdout.split()[1:] == [] and int(done.stdout.split()[0]) > 30, (done.stdout, done.stderr)

@@ -53,11 +53,10 @@ def find(named: str | None, environ: Mapping[str, str]) -> Found:
 def cache(environ: Mapping[str, str]) -> Path:
     """The folder of the built-in model, whether it is there or not."""
     from tokentrace.engines.local import model
-    from tokentrace.engines.local.convert import CONVERTER_VERSION
 
     configured = environ.get("TOKENTRACE_CACHE_DIR")
     base = Path(configured).expanduser() if configured else model.cache_dir()
-    return base / "models" / f"{model.NAME}-fp32-v{CONVERTER_VERSION}"
+    return base / "models" / model.FOLDER
 
 
 def _name() -> str:

@@ -39,7 +39,8 @@ def _servers_here() -> Result:
         if halted := processes.halted(pid):
             return warn("TT620", f"a server here cannot answer: its {halted.told}", halted.fix)
     told = [f"process {pid} ({processes.name_of(pid)}) on port {port}" for pid, port in found]
-    return ok("TT620", f"a server runs here and was not asked: {listed(told)} (tokentrace doctor --pid {found[0][0]})")
+    look = f"tokentrace doctor --pid {found[0][0]}"
+    return ok("TT620", f"a server runs here and was not asked: {listed(told, 2)} ({look})")
 
 
 CHECKS = (

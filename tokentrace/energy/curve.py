@@ -8,6 +8,8 @@ its resolution and, for averaged power, the averaging window. It takes power nev
 between two readings. What it does not cover: the sensor's calibration (NVIDIA states +/- 5 % for some boards) and
 sensors that look only part of the time; arXiv 2312.02741 measured boards that sample 25 ms of each 100 ms.
 Times are integer nanoseconds, energies joules, powers watts.
+
+numpy is imported where it is needed: the doctor reads sensors without it.
 """
 
 from __future__ import annotations
@@ -15,8 +17,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 NS = 1e9
 
@@ -56,6 +56,8 @@ class EnergyCurve:
 
     def _place(self, time_ns: int) -> tuple[int, float]:
         """Index of the stretch that holds the instant, and the share of it that has passed (beyond 0..1 outside)."""
+        import numpy as np
+
         i = int(np.searchsorted(self.times_ns, time_ns, side="right")) - 1
         i = min(max(i, 0), len(self.times_ns) - 2)
         length = int(self.times_ns[i + 1]) - int(self.times_ns[i])
@@ -90,6 +92,8 @@ class EnergyCurve:
 
     def _within(self, start_ns: int, end_ns: int) -> float:
         """Doubt of an integral from what power did between samples, in joules: half the spread times the time."""
+        import numpy as np
+
         if self.method == "counter":
             return 0.0
         lengths = np.diff(self.times_ns) / NS
@@ -112,6 +116,8 @@ class EnergyCurve:
 
     def require(self, start_ns: int, end_ns: int) -> Energy:
         """Like `between`, but raises CannotTell when the sensor is too slow for this stretch or did not cover it."""
+        import numpy as np
+
         length_ns = end_ns - start_ns
         needed_ns = max(self.period_ns, self.averaging_ns)
         if length_ns < needed_ns:
@@ -167,6 +173,8 @@ def counter_curve(
     """The curve of a total-energy counter that was polled. Readings that show no movement only tell how late the
     next one is. Raises CannotTell when there are fewer than two different values.
     """
+    import numpy as np
+
     if len(times_ns) != len(joules):
         raise ValueError("as many times as readings are needed")
     values = unwrap(joules, wrap_joules)
@@ -212,6 +220,8 @@ def power_curve(
     between two samples is invisible to any sampling. Samples that are means over the past `averaging_ns` shift
     energy by at most half that window at each end. Raises CannotTell with fewer than two samples.
     """
+    import numpy as np
+
     if len(times_ns) != len(watts):
         raise ValueError("as many times as samples are needed")
     order = sorted(range(len(times_ns)), key=lambda i: times_ns[i])
@@ -272,6 +282,8 @@ def attribute(curve: EnergyCurve, start_ns: int, end_ns: int, stretches: Sequenc
     """Split the energy of a request over its steps. Stretches are clipped to the request and to each other (the
     earlier one keeps the overlap). Raises CannotTell like `EnergyCurve.require`.
     """
+    import numpy as np
+
     total = curve.require(start_ns, end_ns)
     clean: list[Stretch] = []
     cursor = start_ns

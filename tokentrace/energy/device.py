@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from tokentrace.energy.curve import (
     Attribution,
     CannotTell,
@@ -244,6 +242,8 @@ def _energy(parts: Attribution, window: Window, split: Split, tokens: Tokens) ->
 
 def _level(log: Log, curve: EnergyCurve | None, window: Window) -> dict[str, Any]:
     """Power before and during the request, and a bounded list of samples; from the counter where power is missing."""
+    import numpy as np
+
     samples = [(r.time_ns, r.watts) for r in log.readings if r.watts is not None]
     if not samples and curve is not None:
         middle = (curve.times_ns[1:] + curve.times_ns[:-1]) // 2

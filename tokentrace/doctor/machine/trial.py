@@ -11,15 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 
 from tokentrace.doctor.check import Check, Result, Situation, fail, ok, skip, unknown, warn
-from tokentrace.doctor.machine import hardware, surroundings, torches, visible
+from tokentrace.doctor.machine import hardware, surroundings, torches, trial_program, visible
 from tokentrace.doctor.machine.situation import in_the_servers_process
 from tokentrace.doctor.machine.view import View
-from tokentrace.probe import Columns
-from tokentrace.probes import _kineto, _nvidia_cards
+from tokentrace.probes import _nvidia_cards
 
 SECONDS = 40.0
 #: A CUDA context with torch's kernels takes up to half a GiB; a card with less than this left is not touched.
@@ -125,15 +123,14 @@ def judge(
         yield fail("TT401", f"{said}: {error}", fix, *_facts(found))
         yield unknown("TT301", "no profile was recorded")
         return
-    events = events_of(found)
-    host, device = events.rows(_kineto.OPERATOR), events.rows(*_kineto.DEVICE_KINDS)
-    if not len(host):
+    seen = found.get("counts") or trial_program.counts(found["header"], found["columns"])
+    if not seen["operators"]:
         yield fail("TT401", "torch's profiler ran and recorded no operator", "use torch 2.6 or later", *_facts(found))
     else:
         took = (found["header"].get("end_ns", 0) - found["header"].get("start_ns", 0)) / 1e6
-        yield ok("TT401", f"torch's profiler recorded {len(host)} operators in {took:.1f} ms", *_facts(found))
+        yield ok("TT401", f"torch's profiler recorded {seen['operators']} operators in {took:.1f} ms", *_facts(found))
     yield from _device(found, any_gpu, leave_gpu)
-    yield _kernels(found, events, device, any_gpu, around, leave_gpu)
+    yield _kernels(found, seen, any_gpu, around, leave_gpu)
 
 
 def _device(found: Mapping[str, Any], any_gpu: bool, leave_gpu: str) -> Iterator[Result]:
@@ -167,35 +164,26 @@ def _no_code(found: Mapping[str, Any]) -> str:
     return ""
 
 
-def _kernels(found: Mapping[str, Any], events: _kineto.Events, device: Any, any_gpu: bool,
+def _kernels(found: Mapping[str, Any], seen: Mapping[str, int], any_gpu: bool,
              around: surroundings.Surroundings, leave_gpu: str) -> Result:  # fmt: skip
-    joined = _kineto.join_launches(events)
-    evidence = (
-        f"{len(joined.calls)} launches, {len(joined.work)} kernels and copies, {len(joined.orphans)} without a launch"
-    )
+    evidence = f"{seen['launches']} launches, {seen['launched']} kernels and copies, {seen['orphans']} without a launch"
     if found.get("device") != "cuda":
         if any_gpu:
             return unknown("TT301", f"no kernel was tried on the GPU: {leave_gpu or 'torch does not use it'}")
         return ok("TT301", "on a processor there are no launches: the leaf operators are the last thing to be seen",
                   "kernels of compiled code report their times too")  # fmt: skip
-    if not len(joined.calls):
+    if not seen["launches"]:
         return fail("TT301", "operators ran on the GPU, and neither launches nor kernels were recorded",
                     _COUNTERS_FIX, evidence)  # fmt: skip
-    if not len(device):
+    if not seen["device"]:
         if around.wsl:
             return warn("TT301", "this platform (WSL) records no kernels; the GPU did work",
                         "profile on Linux itself", evidence)  # fmt: skip
         return fail("TT301", "launches were recorded but no kernel: the profiler is blind to the device", _COUNTERS_FIX,
                     evidence)  # fmt: skip
-    if len(joined.orphans) > len(joined.work) // 2:
+    if seen["orphans"] > seen["launched"] // 2:
         return warn("TT301", "most kernels cannot be joined to their launches", _COUNTERS_FIX, evidence)
     return ok("TT301", "launches and kernels were recorded and joined by correlation id", evidence)
-
-
-def events_of(found: Mapping[str, Any]) -> _kineto.Events:
-    """The recording as the probes read it."""
-    arrays = {name: np.asarray(values, np.int64) for name, values in found["columns"].items()}
-    return _kineto.from_columns(Columns("ops", "trial", dict(found["header"]), arrays))
 
 
 def _facts(found: Mapping[str, Any]) -> tuple[str, ...]:

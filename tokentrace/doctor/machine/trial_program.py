@@ -59,9 +59,27 @@ def main(folder: str, only_cpu: bool) -> dict[str, Any]:
         profiler.stop()
         header, columns = profiler.columns()
         found.update(stage="done", header=header, columns={n: list(_array(c, b)) for n, (c, b) in columns.items()})
+        found["counts"] = counts(header, found["columns"])
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is the result
         found["error"] = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0][:300]}"
     return found
+
+
+def counts(header: dict[str, Any], columns: dict[str, list[int]]) -> dict[str, int]:
+    """Of a recording, as the probes read it: operators, what ran on a device, launches, what was launched, and how
+    much of that has no launch. Counted here, where numpy is loaded with torch."""
+    import numpy as np
+
+    from tokentrace.probe import Columns
+    from tokentrace.probes import _kineto
+
+    arrays = {name: np.asarray(values, np.int64) for name, values in columns.items()}
+    events = _kineto.from_columns(Columns("ops", "trial", dict(header), arrays))
+    joined = _kineto.join_launches(events)
+    return {
+        "operators": len(events.rows(_kineto.OPERATOR)), "device": len(events.rows(*_kineto.DEVICE_KINDS)),
+        "launches": len(joined.calls), "launched": len(joined.work), "orphans": len(joined.orphans),
+    }  # fmt: skip
 
 
 def _work(torch: Any, weights: Any, device: str) -> None:

