@@ -150,7 +150,7 @@ def tokentrace(*arguments: str, data: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from tokentrace.cli import main; main()", *arguments]
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "OPENAI_", "TOKENTRACE_"))}
     env = {**clean, "TOKENTRACE_DATA_DIR": str(data)}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=240, check=False)
     assert "Traceback" not in done.stderr + done.stdout
     return done
 
