@@ -125,6 +125,26 @@ def test_published_damaged_files() -> None:
     assert load(recordings.large("malformed/DERIVED_trailing_comma.json")).lost == {"events": 0, "reason": ""}
 
 
+def test_a_cut_recording_says_nothing_about_an_idle_gpu(tmp_path: Path) -> None:
+    """Profilers write kernels last: what a cut file lacks must not read as a GPU that had nothing to do."""
+    host = [e for n in range(40) for e in (recordings.op("aten::mm", n * 10, 8),
+                                           recordings.call("cudaLaunchKernel", n * 10 + 1, 2, n))]  # fmt: skip
+    device = [recordings.kernel("gemm", n * 10 + 4, 9, n) for n in range(40)]
+    whole = json.dumps({"traceEvents": [*host, *device]})
+    full = load(written(tmp_path / "whole.json", whole))
+    assert full.figures["idle_share"] is not None
+    for kept, name in ((whole.index('"gemm"', whole.index('"gemm"') + 1500), "some"), (whole.index('"gemm"'), "none")):
+        found = load(written(tmp_path / f"{name}.json", whole[:kept]))
+        assert found.figures["idle_share"] is None and found.figures["kernels"] < 40
+        assert all(device["idle_share"] is None for device in found.figures["devices"])
+        text = "\n".join(f"{f.status} {f.sentence} {f.fix}" for f in found.findings)
+        assert "unknown" in text and "launch-bound" not in text.lower() and "ran on the CPU" not in text
+        assert "of the time" not in text.replace("how much of the time", "") and "blind" not in text
+    one = whole.replace('"dur": 9', '"du\x00": 9', 1)
+    text = "\n".join(f.sentence for f in load(written(tmp_path / "one.json", one)).findings)
+    assert "The GPU was busy" in text and "at least" not in text, "one damaged event is no torn recording"
+
+
 def test_a_cut_gzip_stream_gives_the_events_up_to_the_cut(tmp_path: Path) -> None:
     whole = load(recordings.SMALL / "mi250_minitoy_train_small.json.gz")
     packed = (recordings.SMALL / "mi250_minitoy_train_small.json.gz").read_bytes()

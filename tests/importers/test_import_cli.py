@@ -75,7 +75,7 @@ def test_an_unknown_idle_share_says_why(tmp_path: Path) -> None:
     point = trace_file(tmp_path / "point.json", [kernel("k", 10, 0, 1)])
     assert "idle share unknown: the recording has no length" in run_import(point)
     one = trace_file(tmp_path / "one.json", [kernel("k", 0, 5, 1), kernel("k", 15, 5, 2)])
-    assert "idle share 50.0%" in run_import(one)
+    assert "idle share 50 %" in run_import(one)
 
 
 def on_a_terminal(code: str, path: Path) -> str:

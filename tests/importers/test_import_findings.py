@@ -103,11 +103,30 @@ def test_pauses_outside_all_events_are_read_right() -> None:
 def test_host_work_before_the_first_kernel_is_told_apart_from_gaps(tmp_path: Path) -> None:
     rows = [op("aten::prepare", -1000, 990), *launches(40, 10, 9)]
     text = told(trace_file(tmp_path / "t.json", rows))
-    assert "The GPU ran nothing for the first 1.00 ms" in text and "the first launch came after 1.00 ms" in text
+    assert "The GPU ran nothing for the first 1.00 ms" in text and "its first work was launched after 1.00 ms" in text
     assert "aten::prepare 990 µs" in text
     assert "ran nothing" not in told(trace_file(tmp_path / "u.json", launches(40, 10, 9)))
 
 
-def test_a_decode_step_that_waits_for_its_graph_launch_is_read_right() -> None:
+def test_work_that_was_queued_before_the_recording_began_is_not_called_idle() -> None:
+    """A decode step cut out of a longer run: its first copy was handed to the GPU after 0.5 ms and began at 8.4 ms."""
     text = told(recordings.SMALL / "mi300_vllm_decode_full_graph_step.json.gz")
-    assert "The GPU ran nothing for the first 8.37 ms, 44 % of the recording" in text
+    assert "No work of the GPU is recorded for the first 8.37 ms, 44 % of the recording" in text
+    assert "though the first was handed to it after 534 µs" in text and "hipMemcpyAsync returned 7.83 ms before" in text
+    assert "ran nothing" not in text and "what the host prepares" not in text
+
+
+def test_a_first_launch_that_loads_its_kernel_is_host_work(tmp_path: Path) -> None:
+    rows = [call("cudaLaunchKernel", -1000, 990, 500), kernel("first", -5, 4, 500), *launches(40, 10, 9)]
+    text = told(trace_file(tmp_path / "t.json", rows))
+    assert "The GPU ran nothing for the first 995 µs" in text and "cudaLaunchKernel 990 µs" in text
+
+
+def test_kernels_that_begin_as_soon_as_a_launch_takes_effect_were_launched_too_late(tmp_path: Path) -> None:
+    """The host launches while the kernel before still runs, but the next one is not there when it ends."""
+    text = told(trace_file(tmp_path / "t.json", launches(40, 10, 5.5, delay=8)))
+    assert "Launch-bound: for 44 % of the time" in text and "launched already" not in text
+    queued = [{**row, "ts": 1000 + n // 3 * 10} if row["cat"] == "kernel" else row
+              for n, row in enumerate(launches(40, 1, 5.5))]  # fmt: skip
+    text = told(trace_file(tmp_path / "u.json", queued))
+    assert "Not launch-bound, though the GPU was idle" in text and "launched already" in text

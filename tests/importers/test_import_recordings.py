@@ -243,6 +243,19 @@ def test_windows_cover_the_recording_once() -> None:
             recordings.check_tree(part.trace)
 
 
+def test_a_window_is_no_longer_than_it_is() -> None:
+    """Steps and kernels that reach out of it are cut off, and calls before it do not lengthen it."""
+    path = recordings.large("hta/a100_recsys_rank3of8.json.gz")
+    found = load(path, window=(100_000_000, 200_000_000))
+    assert 95_000_000 < found.figures["span_ns"] <= 100_000_000
+    # 74.492 ms by a count of the raw events; kernels that began before the window belong to the one before.
+    assert found.figures["busy_ns"] == pytest.approx(74_492_000, rel=0.03)
+    tiny = load(path, window=(0, 1_000_000))
+    assert tiny.figures["span_ns"] <= 1_000_000
+    nsys = load(recordings.large("nsys-ai/h100_2gpu_1s.sqlite.gz"), window=(100_000_000, 150_000_000))
+    assert nsys.figures["span_ns"] <= 50_000_000
+
+
 def test_a_folder_of_ranks_is_one_trace_with_a_lane_each() -> None:
     import shutil
     import tempfile

@@ -6,18 +6,22 @@ import os
 import re
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from tokentrace.cli._options import NO_COLOR
 from tokentrace.errors import UsageError
+from tokentrace.wording import plural, share
 
 if TYPE_CHECKING:
     from datetime import tzinfo
 
     from tokentrace.importers import Imported
     from tokentrace.probe import Finding
+    from tokentrace.report import Report
 
 #: An import that takes no longer shows no progress.
 _QUIET_S = 1.0
@@ -31,7 +35,9 @@ _STEPS_SHOWN = 8
 @click.option("--rank", type=int, help="Only this rank of a folder of ranks.")
 @click.option("--zone", metavar="ZONE", help="Time zone of a power dump, such as Europe/Berlin or +02:00; default UTC.")
 @click.option("-o", "--out", metavar="FILE", help="Write the trace; the suffix chooses the format.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures and findings as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures and the report as JSON.")
+@click.option("-q", "quiet", is_flag=True, help="Print nothing but errors.")
+@NO_COLOR
 def command(
     files: tuple[str, ...],
     window: str | None,
@@ -40,6 +46,8 @@ def command(
     zone: str | None,
     out: str | None,
     as_json: bool,
+    quiet: bool,
+    no_color: bool,
 ) -> None:
     """Read GPU recordings: torch.profiler JSON (.json, .json.gz), nsys .sqlite, rocprofv3 JSON, a folder of ranks.
 
@@ -51,16 +59,20 @@ def command(
       tokentrace import trace.json.gz
       tokentrace import ranks/ --rank 3 --json
       tokentrace import trace.json.gz --window 100-250 -o cut.jsonl
+      tokentrace import trace.json.gz power.csv compile.log -o page.html
       tokentrace import 20261130-101500 power.csv --zone Europe/Berlin
     """
     from tokentrace import importers
     from tokentrace.emit import save
+    from tokentrace.importers.report import as_report
 
+    if out:
+        _check_out(out, files)
     run = _saved_run(files)
     if run is not None:
         if window or step is not None or rank is not None:
             raise UsageError("--window, --step and --rank cut recordings, not a run", fix="leave them out")
-        _power_of(run, files, _zone(zone), out, as_json)
+        _power_of(run, files, _zone(zone), out, as_json, quiet)
         return
     line = _ProgressLine()
     try:
@@ -69,34 +81,59 @@ def command(
         )
     finally:
         line.end()
-    written: list[str] = []
+    report = as_report(imported, [out] if out else [])
     if out:
-        save(imported.trace, Path(out))
-        written.append(out)
+        save(imported.trace, Path(out), report=report)
     if as_json:
         import orjson
 
-        document = {
-            "schema": "tokentrace.import/1",
-            "trace_id": imported.trace.trace_id_hex,
-            "source": imported.source,
-            "figures": imported.figures,
-            "steps": imported.steps,
-            "operators": imported.operators,
-            "layers": [
-                {"layer": s.layer, "status": s.status, "reason": s.reason, "fix": s.fix, "facts": _plain(s.facts)}
-                for s in imported.layers
-            ],
-            "findings": _findings(imported.findings),
-            "lost": imported.lost,
-            "spans": {"produced": len(imported.trace)},
-            "files": written,
-        }
+        document = _document(imported, report)
         click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY).decode())
-        return
-    _print(imported)
-    for path in written:
-        click.echo(f"trace: {path} ({len(imported.trace)} spans)")
+    elif not quiet:
+        _print(imported, report, no_color)
+        if out:
+            click.echo(f"trace: {out} ({len(imported.trace)} spans)")
+
+
+def _check_out(out: str, files: tuple[str, ...]) -> None:
+    """Before the work: could it be written, and is it none of what is read? A folder's files are read, too."""
+    from tokentrace.emit import check_target
+
+    check_target(out)
+    target = Path(out)
+    for given in files:
+        path = Path(given)
+        if not path.exists():
+            continue
+        same = target.exists() and path.samefile(target)
+        if same or (target.exists() and path.is_dir() and path.samefile(target.parent) and not _is_ours(target)):
+            raise UsageError(f"{out} is one of the recordings: it would be overwritten", fix="name another file")
+
+
+def _is_ours(path: Path) -> bool:
+    """A name that only traces have, which a folder of recordings does not."""
+    return path.name.lower().removesuffix(".gz").endswith((".jsonl", ".jaeger.json", ".perfetto.json", ".html"))
+
+
+def _document(imported: Imported, report: Report) -> dict[str, Any]:
+    """The report's own fields, and beside them what only a recording has."""
+    told = report.to_json()
+    rows = {row["layer"]: row for row in told["layers"]}
+    layers = [
+        {**rows.get(s.layer, {}), "layer": s.layer, "status": s.status, "reason": s.reason, "fix": s.fix,
+         "facts": _plain(s.facts)}
+        for s in imported.layers
+    ]  # fmt: skip
+    return {
+        **told,
+        "schema": "tokentrace.import/1",
+        "source": imported.source,
+        "figures": imported.figures,
+        "steps": imported.steps,
+        "operators": imported.operators,
+        "layers": layers,
+        "lost": imported.lost,
+    }
 
 
 def _saved_run(files: tuple[str, ...]) -> tuple[str, Path] | None:
@@ -117,7 +154,7 @@ def _saved_run(files: tuple[str, ...]) -> tuple[str, Path] | None:
 
 
 def _power_of(
-    run: tuple[str, Path], files: tuple[str, ...], zone: tzinfo | None, out: str | None, as_json: bool
+    run: tuple[str, Path], files: tuple[str, ...], zone: tzinfo | None, out: str | None, as_json: bool, quiet: bool
 ) -> None:
     """Power dumps beside a saved run."""
     from tokentrace.emit import load, save
@@ -139,6 +176,8 @@ def _power_of(
         document = {"schema": "tokentrace.import.power/1", "trace_id": trace.trace_id_hex, "power": power,
                     "findings": _findings(findings), "files": written}  # fmt: skip
         click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+        return
+    if quiet:
         return
     _print_findings(findings)
     for path in written:
@@ -210,33 +249,53 @@ class _ProgressLine:
 
 def _idle(figures: dict[str, Any]) -> str:
     if figures["idle_share"] is not None:
-        return f"{figures['idle_share']:.1%}"
+        return share(figures["span_ns"] - figures["busy_ns"], figures["span_ns"])
     if not figures["kernels"]:
         return "unknown: no kernel in it"
-    if len(figures["devices"]) > 1:
+    if "lanes" not in figures and len(figures["devices"]) > 1:
         return "unknown: several devices"
+    if figures["span_ns"] and figures["devices"] and figures["devices"][0]["idle_share"] is None:
+        return "unknown: a part of the recording is missing"
     return (
         "unknown: not every recording shows a device" if figures["span_ns"] else "unknown: the recording has no length"
     )
 
 
-def _print(imported: Imported) -> None:
-    figures, lost = imported.figures, imported.lost
+def _print(imported: Imported, report: Report, no_color: bool) -> None:
+    from rich.console import Console
+
+    from tokentrace.emit.terminal import print_report
+
+    lost = imported.lost
+    recorded = bool(imported.figures["span_ns"] or imported.figures["kernels"])  # not only what lies beside one
+    if recorded:
+        _print_figures(imported)
+    if lost["events"] or lost["reason"]:
+        click.echo(f"lost: {plural(lost['events'], 'event')}, {lost['reason']}")
+    if recorded:
+        click.echo()
+        report = replace(report, findings=[], files=[])
+        print_report(report, Console(no_color=no_color or None, highlight=False))
+        click.echo()
+    _print_findings(imported.findings)
+
+
+def _print_figures(imported: Imported) -> None:
+    figures = imported.figures
     click.echo(
-        f"{figures['kernels']} kernels, {figures['launches']} launches ({figures['graph_launches']} of graphs), "
-        f"{figures['matched']} matched, {figures['orphan_kernels']} kernels without their launch"
+        f"{plural(figures['kernels'], 'kernel')}, {plural(figures['launches'], 'launch', 'launches')} "
+        f"({figures['graph_launches']:,} of graphs), {figures['matched']:,} matched, "
+        f"{plural(figures['orphan_kernels'], 'kernel')} without their launch"
     )
     busy, span = figures["busy_ns"] / 1e6, figures["span_ns"] / 1e6
-    click.echo(f"GPU busy {busy:.3f} ms of {span:.3f} ms; idle share {_idle(figures)}")
+    several = f" ({len(figures['lanes'])} recordings together)" if "lanes" in figures else ""
+    click.echo(f"GPU busy {busy:,.3f} ms of {span:,.3f} ms{several}; idle share {_idle(figures)}")
     for kernel in figures["top_kernels"][:5]:
         click.echo(f"  {kernel['total_ns'] / 1e6:10.3f} ms  {kernel['count']:6d} x  {kernel['name'][:90]}")
     for step in imported.steps[:_STEPS_SHOWN]:
         click.echo(f"  {_step(step)}")
     if len(imported.steps) > _STEPS_SHOWN:
         click.echo(f"  … {len(imported.steps) - _STEPS_SHOWN} more steps, see --json")
-    if lost["events"] or lost["reason"]:
-        click.echo(f"lost: {lost['events']} events, {lost['reason']}")
-    _print_findings(imported.findings)
 
 
 def _step(step: dict[str, Any]) -> str:
@@ -245,7 +304,8 @@ def _step(step: dict[str, Any]) -> str:
     sizes = ", ".join(f"{key} {step[key]}" for key in ("batch", "tokens") if step.get(key))
     name = f"{step['lane']} " if step.get("lane") else ""
     name += f"step {step['index']}" + (f" ({', '.join(filter(None, (what, sizes)))})" if what or sizes else "")
-    told = [f"{step['span_ns'] / 1e6:.3f} ms", f"busy {step['busy_ns'] / 1e6:.3f} ms", f"{step['kernels']} kernels"]
+    told = [f"{step['span_ns'] / 1e6:,.3f} ms", f"busy {step['busy_ns'] / 1e6:.3f} ms",
+            plural(step["kernels"], "kernel")]  # fmt: skip
     if step["graph_kernels"]:
         told.append(f"{step['graph_kernels']} in graphs")
     if step["starved_ns"]:

@@ -108,7 +108,7 @@ class Collected:
         """Across the lanes first, then what is worth a warning in each."""
         result = []
         busy = [(entry["busy_ns"] / (entry["span_ns"] * max(1, len(entry["devices"]))), entry["label"])
-                for entry in self.figures if entry["kernels"] and entry["span_ns"]]  # fmt: skip
+                for entry in self.figures if _knows_idle(entry)]  # fmt: skip
         if len(busy) > 1:
             low, high = min(busy), max(busy)
             result.append(
@@ -147,6 +147,10 @@ COUNTED = (
 )
 
 
+def _knows_idle(entry: dict[str, Any]) -> bool:
+    return bool(entry["devices"]) and all(device["idle_share"] is not None for device in entry["devices"])
+
+
 def _nothing() -> dict[str, Any]:
     """The figures of an import without any recording: nothing was counted, and no share can be told."""
     return {**dict.fromkeys(COUNTED, 0), "idle_share": None, "top_kernels": [], "devices": []}
@@ -164,7 +168,7 @@ def _sum(each: list[dict[str, Any]], kernels: list[tuple[str, int, int]]) -> dic
     """Figures of several recordings: counts and busy time add up; so does the span, one for each recording. `kernels`
     are all of theirs by name: the leaders of the whole need not lead in any one of them."""
     total: dict[str, Any] = {key: sum(entry[key] for entry in each) for key in COUNTED}
-    single = all(len(entry["devices"]) == 1 for entry in each)
+    single = all(len(entry["devices"]) == 1 and _knows_idle(entry) for entry in each)
     total["idle_share"] = figures.idle(total["busy_ns"], total["span_ns"]) if single else None
     total["top_kernels"] = figures.top(kernels)
     total["devices"] = [{"lane": entry["label"], **device} for entry in each for device in entry["devices"]]

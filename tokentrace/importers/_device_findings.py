@@ -8,7 +8,7 @@ import numpy as np
 
 from tokentrace import gpu_events
 from tokentrace.importers import host
-from tokentrace.importers._analysis import WORTH_SAYING, Analysis, caveat, counted
+from tokentrace.importers._analysis import WORTH_SAYING, Analysis, caveat, counted, torn
 from tokentrace.importers.columns import Array
 from tokentrace.importers.measures import Gap, Measures
 from tokentrace.probe import Finding
@@ -30,6 +30,16 @@ def busy(found: Analysis) -> Iterator[Finding]:
     if len(devices) > 1:
         window += f", {len(devices)} devices together"
     streams = len(np.unique(found.events.stream[found.joined.kernels]))
+    if torn(found):
+        yield Finding(
+            3,
+            f"The GPU was busy for at least {duration(figures['busy_ns'])}; how long it was idle is unknown, for a "
+            "part of the recording is missing.",
+            f"{plural(figures['kernels'], 'kernel')} in what is left",
+            "record again and let the profiler finish writing",
+            "unknown",
+        )
+        return
     yield Finding(
         3,
         f"The GPU was busy {duration(figures['busy_ns'])} of {duration(whole)}, {share(figures['busy_ns'], whole)}.",
@@ -46,6 +56,7 @@ def launch_bound(found: Analysis) -> Iterator[Finding]:
         or measures.window_ns <= 0
         or figures["kernels"] < _ENOUGH
         or measures.early_kernels
+        or torn(found)
     ):
         return
     starved = measures.starved_ns / measures.window_ns
@@ -58,7 +69,7 @@ def launch_bound(found: Analysis) -> Iterator[Finding]:
     memory = 2 * int(length[_under_way(found, measures.memory_calls)].sum()) >= measures.starved_ns
     evidence = (
         f"the device waited {duration(measures.starved_ns)} ({share(measures.starved_ns, measures.window_ns)}) "
-        f"for kernels that had not been launched yet; {rate}launch to kernel start: "
+        f"for kernels that had not been launched in time; {rate}launch to kernel start: "
         f"median {duration(measures.delay_median_ns)}, in sum (TKLQT) {duration(measures.tklqt_ns)}{of}"
     )
     long = sum(gap.length_ns - gap.waiting_ns for gap in measures.gaps if gap.starved)
@@ -75,7 +86,7 @@ def launch_bound(found: Analysis) -> Iterator[Finding]:
         yield Finding(
             3,
             f"Launch-bound: for {share(measures.starved_ns, measures.window_ns)} of the time the GPU had nothing to do "
-            "because the host had not launched the next kernel.",
+            "because the host had not launched the next kernel in time.",
             evidence + caveat(found),
             "first keep it from asking the driver for memory while it runs, see below"
             if memory
@@ -129,23 +140,40 @@ def clocks(found: Analysis) -> Iterator[Finding]:
 def before_the_first(found: Analysis) -> Iterator[Finding]:
     """Host work before the device had anything to do: no gap between kernels shows it."""
     events, joined, measures = found.events, found.joined, found.measures
-    if not len(joined.all_launches) or measures.early_kernels or measures.captured:
+    if not len(joined.all_launches) or measures.early_kernels or measures.captured or torn(found):
         return
-    work = np.concatenate((joined.kernels, joined.copies))
-    rows = np.flatnonzero(events.kind != gpu_events.ENVELOPE)
-    if not len(work):
+    work, rows = np.concatenate((joined.kernels, joined.copies)), events.inside()
+    if not len(work) or not len(rows):
         return
     begin, first = int(events.start[rows].min()), int(events.start[work].min())
     span = found.figures["span_ns"]
     if first - begin < 0.2 * span:
         return
-    launch = joined.all_launches[int(events.start[joined.all_launches].argmin())]
-    did = host.doing(events, found.tree, int(events.track[launch]), begin, first)
+    asked = np.concatenate((joined.call_of, joined.copy_call))
+    asked = asked[asked >= 0]
+    if not len(asked):
+        return
+    call = int(asked[events.start[asked].argmin()])
+    queued = int(events.start[call])
+    did = host.doing(events, found.tree, int(events.track[call]), begin, first)
+    evidence = "host: " + (", ".join(f"{name} {duration(ns)}" for name, ns in did) or "nothing that was recorded")
+    took = max(queued, int(events.end[call]))  # a first launch may itself load or compile what it launches
+    if 2 * (first - took) > first - begin:
+        yield Finding(
+            3,
+            f"No work of the GPU is recorded for the first {duration(first - begin)}, {share(first - begin, span)} of "
+            f"the recording, though the first was handed to it after {duration(queued - begin)}: it was still busy "
+            "with what came before the recording, or waited for another stream.",
+            f"{_name(found, call)} returned {duration(first - took)} before its work began; {evidence}",
+            "do not read this time as idle; record the steps before as well",
+            "unknown",
+        )
+        return
     yield Finding(
         3,
         f"The GPU ran nothing for the first {duration(first - begin)}, {share(first - begin, span)} of the recording; "
-        f"the first launch came after {duration(int(events.start[launch]) - begin)}.",
-        "host: " + (", ".join(f"{name} {duration(ns)}" for name, ns in did) or "nothing that was recorded"),
+        f"its first work was launched after {duration(queued - begin)}.",
+        evidence,
         "look at what the host prepares before the first launch",
     )
 
@@ -157,7 +185,7 @@ def _name(found: Analysis, row: int, limit: int = 70) -> str:
 def gaps(found: Analysis) -> Iterator[Finding]:
     measures = found.measures
     # While a graph is captured the device is meant to idle.
-    if not measures.gaps or measures.early_kernels or measures.captured:
+    if not measures.gaps or measures.early_kernels or measures.captured or torn(found):
         return
     gap = measures.gaps[0]
     if gap.length_ns < WORTH_SAYING * measures.window_ns and gap.length_ns < 1_000_000:
@@ -221,7 +249,7 @@ def _meanwhile(found: Analysis, gap: Gap, did: list[tuple[str, int]]) -> tuple[s
 def _advice(name: str) -> str:
     low = name.lower()
     if "malloc" in low or "free" in low or "hostalloc" in low:
-        return "memory is allocated while serving: keep the caching allocator on and warm up before measuring"
+        return "memory is asked of the driver between kernels: keep the caching allocator on, warm up before measuring"
     if "dataloader" in low:
         return "the data loader is too slow: more workers, pinned memory, prefetching"
     if "launch" in low:
@@ -308,7 +336,7 @@ def _under_way(found: Analysis, rows: Array) -> Array:
 def copies(found: Analysis) -> Iterator[Finding]:
     """Copies that kept a device busy while no kernel ran."""
     alone, window = found.measures.copy_alone_ns, found.measures.window_ns
-    if window <= 0 or alone < 0.1 * window:
+    if window <= 0 or alone < 0.1 * window or torn(found):
         return
     events, rows = found.events, found.joined.copies
     yield Finding(
@@ -322,7 +350,7 @@ def copies(found: Analysis) -> Iterator[Finding]:
 
 def graphs(found: Analysis) -> Iterator[Finding]:
     graphs, kernels = found.measures.graph_kernels, found.figures["kernels"]
-    if not kernels or not found.figures["launches"]:
+    if not kernels or not found.figures["launches"] or torn(found):
         return
     if graphs:
         launches = found.figures["graph_launches"]
@@ -351,7 +379,7 @@ def collectives(found: Analysis) -> Iterator[Finding]:
         3,
         f"Collectives ran for {duration(measures.collective_ns)}, "
         f"{share(measures.collective_hidden_ns, measures.collective_ns)} of it hidden behind other kernels.",
-        f"{int(measures.collective.sum()):,} kernels; {share(measures.collective_ns, busy)} of busy time; "
+        f"{plural(int(measures.collective.sum()), 'kernel')}; {share(measures.collective_ns, busy)} of busy time; "
         f"{duration(open_ns)} exposed (a collective's time includes waiting for the slowest rank)",
         "overlap them with computation, or compare the ranks: the last to arrive makes the others wait",
         "warn" if open_ns > 0.2 * busy else "ok",

@@ -197,6 +197,7 @@ def _read(path: Path, window: tuple[int, int] | None, progress: Callable[[int], 
         events = nsys.read(path, window_ns=window, progress=progress)
         if window is not None:
             _prune_calls(events, events.window_begin)
+            events.cut(events.window_begin, events.window_begin + window[1] - window[0])
     elif rocprof.KEY in head:
         kind = "rocprofv3"
         events = rocprof.read(path, progress=progress)
@@ -235,6 +236,7 @@ def _read_chrome(path: Path, window: tuple[int, int] | None, progress: Callable[
 
     events = chrome.read(path, keep=keep, progress=progress)
     _prune_calls(events, begin)
+    events.cut(begin, end_of)
     return events
 
 
@@ -243,6 +245,7 @@ def _keep_window(events: Events, begin: int, end: int) -> None:
     call = (events.kind == gpu_events.RUNTIME) & (events.start < begin)
     events.select(np.flatnonzero(inside | call))
     _prune_calls(events, begin)
+    events.cut(begin, end)
 
 
 def _prune_calls(events: Events, begin: int) -> None:

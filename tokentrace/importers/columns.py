@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokentrace.gpu_events import ANNOTATION, OPERATOR, PYTHON, RUNTIME
+from tokentrace.gpu_events import ANNOTATION, ENVELOPE, OPERATOR, PYTHON, RUNTIME
 
 Array = NDArray[Any]
 
@@ -21,6 +21,10 @@ LOOK_BACK_NS = 10 * 10**9
 NONE = -(2**63)  # "no such id" in an id column; ids that are not 64-bit integers get codes just above it
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+#: Reasons after which nobody knows how much is missing.
+_TORN = re.compile(r"\bcut\b|\bis lost\b|to its end")
 
 
 def clean(text: str, limit: int = 1 << 16) -> str:
@@ -53,6 +57,11 @@ class Lost:
         self.events += events
         if reason not in self.reasons:
             self.reasons.append(reason)
+
+    def tears(self, rows: int) -> bool:
+        """Is so much missing beside these rows that a silence in them means nothing? An end that was cut off may have
+        held anything (profilers write kernels last); of single damaged events it takes more than one in a hundred."""
+        return 100 * self.events > max(rows, 1) or any(_TORN.search(reason) for reason in self.reasons)
 
     def as_dict(self) -> dict[str, Any]:
         return {"events": self.events, "reason": "; ".join(self.reasons)}
@@ -115,6 +124,16 @@ class Events:
             setattr(self, column, getattr(self, column)[rows])
         if self.graph_nodes is not None:
             self.graph_nodes = self.graph_nodes[rows]
+
+    def cut(self, begin: int, end: int) -> None:
+        """Make this a window: what goes on behind its end is cut off there, so that a step or a kernel that reaches out
+        of the window does not lengthen it."""
+        self.window_begin = begin
+        self.end = np.maximum(np.minimum(self.end, end), self.start)
+
+    def inside(self) -> Array:
+        """Rows that count for the length of the recording: no envelopes, and of a window no calls before it."""
+        return np.flatnonzero((self.kind != ENVELOPE) & (self.start >= self.window_begin))
 
     def absolute(self, time_ns: int) -> int:
         return time_ns + (self.base_ns or 0)

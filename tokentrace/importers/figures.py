@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from tokentrace import gpu_events
 from tokentrace.importers import columns
 from tokentrace.importers.columns import Array, Events
 from tokentrace.importers.join import Joined, holder, union_ns
@@ -22,12 +21,16 @@ def figures(events: Events, joined: Joined) -> dict[str, Any]:
     kernels; launches (kernel and graph launches), graph_launches; matched: kernels whose correlation id is that of a
     launch; orphan_kernels: kernels with no runtime call of the same id at all; busy_ns: union of the kernels' times,
     per device, then summed; span_ns: first start to last end of all events; idle_share: 1 - busy/span, for one
-    device only, else None (each device's own is in `devices`); top_kernels by total time.
+    device only, else None (each device's own is in `devices`), and None of a recording of which a part is missing;
+    top_kernels by total time.
     """
-    counted = np.flatnonzero(events.kind != gpu_events.ENVELOPE)
+    counted = events.inside()
     span = int(events.end[counted].max() - events.start[counted].min()) if len(counted) else 0
     every = np.arange(len(joined.kernels))
-    return _figures(events, joined, every, len(joined.launches), len(joined.graph_launches), span)
+    single, graphs = (
+        int((events.start[rows] >= events.window_begin).sum()) for rows in (joined.launches, joined.graph_launches)
+    )
+    return _figures(events, joined, every, single, graphs, span)
 
 
 def step_figures(events: Events, joined: Joined, steps: Steps) -> list[dict[str, Any]]:
@@ -75,11 +78,12 @@ def _figures(
     rows = joined.kernels[which]
     start, end = events.start[rows], events.end[rows]
     devices: list[dict[str, Any]] = []
+    torn = events.lost.tears(len(events))
     for device in columns.codes_in(events.device[rows]):
         mine = events.device[rows] == device
         busy = union_ns(start[mine], end[mine])
         devices.append({"device": events.devices[device], "kernels": int(mine.sum()), "busy_ns": busy,
-                        "idle_share": idle(busy, span_ns)})  # fmt: skip
+                        "idle_share": None if torn else idle(busy, span_ns)})  # fmt: skip
     busy = sum(device["busy_ns"] for device in devices)
     return {
         "kernels": len(rows),
@@ -89,7 +93,7 @@ def _figures(
         "orphan_kernels": int((joined.call_of[which] < 0).sum()),
         "busy_ns": busy,
         "span_ns": span_ns,
-        "idle_share": idle(busy, span_ns) if len(devices) == 1 else None,
+        "idle_share": idle(busy, span_ns) if len(devices) == 1 and not torn else None,
         "top_kernels": top(by_name(events, rows)),
         "kernel_sum_ns": int((end - start).sum()),
         "devices": devices,

@@ -9,9 +9,9 @@ import numpy as np
 from tokentrace import gpu_events
 from tokentrace.importers import _device_findings as device
 from tokentrace.importers import _host_findings as of_host
-from tokentrace.importers._analysis import Analysis
+from tokentrace.importers._analysis import Analysis, torn
 from tokentrace.probe import Finding
-from tokentrace.wording import duration
+from tokentrace.wording import duration, plural
 
 
 def findings(found: Analysis) -> list[Finding]:
@@ -41,7 +41,16 @@ def _lost(found: Analysis) -> Iterator[Finding]:
 def _missing(found: Analysis) -> Iterator[Finding]:
     figures, events, joined = found.figures, found.events, found.joined
     operators = int((events.kind == gpu_events.OPERATOR).sum())
-    if figures["kernels"] == 0 and figures["launches"] and not found.measures.captured:
+    if figures["kernels"] == 0 and (figures["launches"] or operators) and torn(found):
+        yield Finding(
+            4,
+            "Whether the device ran anything cannot be told: no kernel is in what is left of the recording.",
+            f"{plural(operators, 'operator')}, {plural(figures['launches'], 'launch', 'launches')}, 0 kernels; "
+            + "; ".join(events.lost.reasons),
+            "record again and let the profiler finish writing",
+            "unknown",
+        )
+    elif figures["kernels"] == 0 and figures["launches"] and not found.measures.captured:
         yield Finding(
             4,
             "Launches were seen but their kernels were not recorded: the profiler was blind to the device.",
@@ -87,12 +96,12 @@ def _missing(found: Analysis) -> Iterator[Finding]:
         )
     orphans = figures["orphan_kernels"]
     if orphans and orphans == figures["kernels"]:
-        damaged = bool(events.lost.reasons)
+        damaged = torn(found)
         yield Finding(
             3,
             f"No launch {'is left in the recording' if damaged else 'was recorded'}, so nothing can be said about who "
             "launched the kernels.",
-            f"{orphans:,} kernels, {len(joined.runtime):,} runtime calls",
+            f"{plural(orphans, 'kernel')}, {plural(len(joined.runtime), 'runtime call')}",
             "record again" if damaged else "record runtime calls too (rocprofv3 --hip-trace, nsys -t cuda)",
             "unknown",
         )

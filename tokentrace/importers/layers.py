@@ -39,9 +39,12 @@ def own_times(found: Analysis, layer: Array) -> dict[int, int]:
     result = {}
     start, end = np.empty(0, np.int64), np.empty(0, np.int64)
     before = 0
+    until = events.end.copy()
+    for step in found.steps.steps:  # a step is over when its work is done
+        until[step.row] = step.end_ns
     for number in _ORDER:
         rows = np.flatnonzero(layer == number)
-        start, end = merged(np.concatenate((start, events.start[rows])), np.concatenate((end, events.end[rows])))
+        start, end = merged(np.concatenate((start, events.start[rows])), np.concatenate((end, until[rows])))
         covered = int((end - start).sum())
         result[number] = covered - before
         before = covered

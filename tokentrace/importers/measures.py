@@ -22,11 +22,14 @@ COLLECTIVE = re.compile(
 )
 #: Clocks of host and device are compared to the microsecond at best in recordings that hold whole microseconds.
 _CLOCK_SLACK_NS = 1_000
+#: A kernel that starts within twice the shortest delay after its launch found an empty queue; no launch takes longer.
+_LONGEST_LATENCY_NS = 50_000
 
 
 @dataclass(slots=True)
 class Gap:
-    """A stretch in which a device ran nothing. `starved`: its next kernel was launched only after the gap had begun.
+    """A stretch in which a device ran nothing. `starved`: its next kernel was launched only after the gap had begun,
+    or so shortly before that it began as soon as a launch can take effect.
     None: that kernel's launch is not in the recording. `waiting_ns`: for so long the host was inside a call that
     waits for a device, so the device it waited for was busy with something the recording does not hold."""
 
@@ -127,6 +130,8 @@ def _gaps(events: Events, joined: Joined, found: Measures) -> None:
     gaps: list[Gap] = []
     waits = np.concatenate((found.sync_calls, found.wait_copies))
     waited = merged(events.start[waits], events.end[waits])
+    known_delays = found.delay[found.delay > 0]
+    soon = min(2 * int(known_delays.min()), _LONGEST_LATENCY_NS) if len(known_delays) else -1
     for device in columns.codes_in(events.device[kernels]):
         mine = np.flatnonzero(events.device[kernels] == device)
         copies = joined.copies[events.device[joined.copies] == device]
@@ -143,7 +148,7 @@ def _gaps(events: Events, joined: Joined, found: Measures) -> None:
         length = stop - begin
         launch = call[at]
         known = launch >= 0
-        starved = known & (events.start[launch] >= begin)
+        starved = known & ((events.start[launch] >= begin) | (stop - events.start[launch] <= soon))
         waiting = np.where(starved, covered(stop, *waited) - covered(begin, *waited), 0)
         lack = np.where(starved, length - waiting, 0)
         found.idle_ns += int(length.sum())

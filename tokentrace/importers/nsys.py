@@ -10,7 +10,7 @@ import re
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,16 @@ def _plain(path: Path, lost: Lost, progress: Callable[[int], None] | None) -> It
                     raise UsageError(
                         f"{path.name} unpacks to more than {_UNPACKED_LIMIT >> 30} GiB", fix="unpack it by hand first"
                     )
-                out.write(piece)
+                try:
+                    out.write(piece)
+                    out.flush()
+                except OSError as error:
+                    with suppress(OSError):
+                        out.close()
+                    raise UsageError(
+                        f"{path.name} cannot be unpacked into {Path(folder).parent}: {error.strerror}",
+                        fix="free some space there, or set TMPDIR to a folder that has it",
+                    ) from error
                 if progress:
                     progress(size)
         yield copy
