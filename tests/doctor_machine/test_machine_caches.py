@@ -43,6 +43,7 @@ def test_a_file_in_the_way_is_told_with_the_variable_to_set(tmp_path: Path) -> N
     result = look({"HOME": str(tmp_path), "TRITON_CACHE_DIR": f"{tmp_path}/file/x"})["TT201"]
     assert result.status == "fail" and result.fix.startswith("export TRITON_CACHE_DIR=")
     assert result.evidence == (f"triton: {tmp_path}/file/x (TRITON_CACHE_DIR): {tmp_path}/file is no folder",)
+    assert result.detail.endswith(f"cannot be used: triton ({tmp_path}/file is no folder)")  # the cause too
 
 
 def test_good_caches_are_told_with_size_and_age(tmp_path: Path) -> None:

@@ -92,7 +92,8 @@ def command(
         else:
             page.show(done, verdict, lambda check: by_id(check).title, verbose)
     if done.interrupted:
-        click.echo("interrupted; what was seen until then is above", err=True)
+        seen = not quiet and any(r.status in ("ok", "warn", "fail") for r in done.results)
+        click.echo(f"interrupted{'; what was seen until then is above' if seen else ''}", err=True)
     sys.stdout.flush()
     sys.exit(130 if done.interrupted else verdict.exit_code)
 

@@ -82,10 +82,9 @@ def writable(found: Sequence[CacheFolder], view: View) -> Result:
     lines = [f"{folders.named(f)}: {f.problem or f.why_not}" for f in bad]
     if all(f.problem == RELATIVE for f in bad):
         return _relative(bad, lines)
-    names = listed([f.compiler for f in bad], len(bad))
-    detail = f"{plural(len(bad), 'cache')} of compiled code cannot be used: {names}"
     home = view.environ.get("HOME", "")
     by_home = [f for f in bad if f.source == "default" and home and f.path.startswith(home.rstrip("/") + "/")]
+    detail = f"{plural(len(bad), 'cache')} of compiled code cannot be used: {_each(bad, by_home)}"
     fixes = [f"export {f.variable}={_example(f)}" for f in bad if f not in by_home]
     if by_home:
         whose = f"HOME is {home or 'not set'}, which {view.whose} cannot write"
@@ -95,6 +94,15 @@ def writable(found: Sequence[CacheFolder], view: View) -> Result:
     breaks = [f for f in bad if f.compiler in folders.RAISING and not f.files and f.problem != RELATIVE]
     return Result("TT201", "fail" if breaks else "warn", detail, "; ".join(dict.fromkeys(fixes)), tuple(lines),
                   ENGINE_DOWN if breaks else ())  # fmt: skip
+
+
+def _each(bad: Sequence[CacheFolder], by_home: Sequence[CacheFolder]) -> str:
+    """Their compilers, with the reasons; for those in HOME it is told of all at once elsewhere."""
+    reasons = {f.problem or f.why_not for f in bad if f not in by_home}
+    if len(reasons) < 2 and not by_home:
+        return listed([f.compiler for f in bad], len(bad)) + "".join(f" ({reason})" for reason in reasons)
+    named = [f.compiler if f in by_home else f"{f.compiler} ({f.problem or f.why_not})" for f in bad]
+    return listed(named, len(bad))
 
 
 def _example(folder: CacheFolder) -> str:
