@@ -156,6 +156,7 @@ def test_a_stopped_server_is_told_without_asking_it(start: Start, script: Path, 
     assert (found.verdict.check, found.verdict.layer, found.verdict.exit_code) == ("TT620", 6, 1)
     assert f"process {server.pid} (" in found.verdict.cause and "is stopped" in found.verdict.cause
     assert found.verdict.fix == f"kill -CONT {server.pid}"
+    assert "" not in next(r for r in found.examination.results if r.id == "TT620").evidence
 
 
 def test_a_stopped_child_stops_the_server_too(start: Start, script: Path) -> None:

@@ -23,7 +23,7 @@ def _process(s: Situation) -> Iterable[Result]:
         )
     elif halted := processes.halted(s.pid):
         # A connection is still taken, by the kernel; what was asked is never answered.
-        yield fail("TT620", f"the server cannot answer: its {halted.told}", halted.fix, s.taken)
+        yield fail("TT620", f"the server cannot answer: its {halted.told}", halted.fix, *filter(None, [s.taken]))
     elif s.taken:
         yield ok("TT620", s.taken)
     else:
