@@ -61,7 +61,7 @@ def command(
       tokentrace doctor --layers 2,1 --offline -v
       tokentrace doctor --explain TT801
 
-    Exit code: 0 nothing wrong, 1 a layer fails, 2 it could not be checked.
+    Exit code: 0 nothing wrong (with --offline: in what was looked at), 1 a layer fails, 2 it could not be checked.
     """
     from tokentrace import doctor
     from tokentrace.doctor.document import document, dumps, machine_facts, write
