@@ -100,6 +100,10 @@ class ProbeContext:
         return self.agent
 
 
+#: Why a layer was not looked at, when the user chose others.
+LEFT_OUT = "left out by --layers"
+
+
 @dataclass(slots=True)
 class LayerState:
     """How a layer stood in one pass: seen, idle (looked, nothing happened there) or unseen, and why."""

@@ -18,7 +18,7 @@ from tokentrace.host import this_host
 from tokentrace.interrupts import held, mark
 from tokentrace.layers import by_number
 from tokentrace.model import IdSource, Process, Record, Trace
-from tokentrace.probe import LayerState, Probe, ProbeContext
+from tokentrace.probe import LEFT_OUT, LayerState, Probe, ProbeContext
 from tokentrace.registry import create, layers_in_order
 from tokentrace.stitch import PassRecords, stitch
 
@@ -130,25 +130,26 @@ def run_passes(
             processes.update(add_account(done, receiver, processes, ui.progress))
         except KeyboardInterrupt:
             interrupted = True
-    trace = stitch(
-        done,
-        ids=ids,
-        trace_id=trace_id,
-        root_span_id=root,
-        processes=processes,
-        attributes={"tokentrace.mode": mode, **_clock(agent)},
-        meta={
-            "prompt": ask.prompt,
-            "mode": mode,
-            "engine": dict(engine_facts or {}),
-            "endpoint": endpoint.base_url,
-            "model": endpoint.model,
-            "created_ns": time.time_ns(),
-        },
-    )
+    with held() as late:
+        trace = stitch(
+            done,
+            ids=ids,
+            trace_id=trace_id,
+            root_span_id=root,
+            processes=processes,
+            attributes={"tokentrace.mode": mode, **_clock(agent)},
+            meta={
+                "prompt": ask.prompt,
+                "mode": mode,
+                "engine": dict(engine_facts or {}),
+                "endpoint": endpoint.base_url,
+                "model": endpoint.model,
+                "created_ns": time.time_ns(),
+            },
+        )
     if interrupted and (sentence := _cut_short(passes, done)):
         mark(trace, sentence)
-    return Outcome(trace, exchanges, outcome_error, interrupted)
+    return Outcome(trace, exchanges, outcome_error, interrupted or late.came)
 
 
 def _cut_short(passes: Sequence[tuple[str, bool]], done: Sequence[PassRecords]) -> str:
@@ -212,7 +213,7 @@ def _one_pass(
             for layer in layers_in_order(None):
                 if layer.number not in ask.layers:
                     fix = f"add {layer.number} to --layers"
-                    states[layer.number] = LayerState(layer.number, "unseen", "left out by --layers", fix)
+                    states[layer.number] = LayerState(layer.number, "unseen", LEFT_OUT, fix)
         for layer in layers_in_order(ask.layers):
             if layer.cost == "deep" and not context.deep:
                 states[layer.number] = LayerState(

@@ -10,7 +10,7 @@ from tokentrace.analyze import Analysis, analyze
 from tokentrace.errors import EndpointError
 from tokentrace.exchange import Chunk
 from tokentrace.model import IdSource, Record
-from tokentrace.probe import Finding
+from tokentrace.probe import LEFT_OUT, Finding, LayerState
 from tokentrace.report import build
 from tokentrace.stitch import PassRecords, stitch
 from tokentrace.wording import duration, share
@@ -167,6 +167,17 @@ def test_what_lies_in_the_server_is_unknown_when_only_the_client_was_seen() -> N
     finding = one(found, "cannot be seen from here")
     assert finding.status == "unknown" and "tokentrace run without --url" in finding.fix
     assert "belongs to no layer" not in sentences(found)
+
+
+def test_time_in_layers_that_the_user_left_out_is_not_put_down_to_the_network() -> None:
+    once = request_pass("once", deep=False)
+    once.records = [r for r in once.records if r.layer == 8]
+    once.states = [LayerState(8), *(LayerState(n, "unseen", LEFT_OUT, f"add {n} to --layers") for n in range(1, 8))]
+    found = analyze(stitch([once], ids=IdSource(1), meta={"mode": "local"}))
+    told = one(found, "belongs to no layer that was looked at")
+    assert told.fix == "leave --layers away" and told.evidence == "--layers left out 7, 6, 5, 4, 3, 2 and 1"
+    assert "network" not in sentences(found)
+    assert "network" in sentences(analyze(stitch([once], ids=IdSource(1), meta={"mode": "url"})))
 
 
 def test_waiting_in_the_queue_is_told_when_it_dominates() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -70,3 +72,16 @@ def test_where_a_run_was_interrupted_is_said_in_the_trace_the_report_and_the_lis
     listed = CliRunner().invoke(cli, ["list"]).output
     assert ("(interrupted)" in listed) is bool(told)
     assert json.loads(CliRunner().invoke(cli, ["list", "--json"]).output)["runs"][0]["interrupted"] == told
+
+
+def test_ctrl_c_while_the_trace_is_put_together_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = session.stitch
+
+    def stitch(*given: Any, **named: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return together(*given, **named)
+
+    monkeypatch.setattr(session, "stitch", stitch)
+    outcome = run(StoppedAt())
+    assert outcome.interrupted and list(outcome.exchanges) == ["cold", "warm", "deep"]
+    assert "tokentrace.interrupted" not in outcome.trace.attributes(0), "nothing is missing"

@@ -11,7 +11,7 @@ from tokentrace.analyze import _compare, _split
 from tokentrace.analyze._passes import NONE, name_of
 from tokentrace.analyze._server import only_told, own_account
 from tokentrace.model import Trace
-from tokentrace.probe import Finding
+from tokentrace.probe import LEFT_OUT, Finding
 from tokentrace.wording import duration, listed, plural, share
 
 if TYPE_CHECKING:
@@ -167,6 +167,12 @@ def _unattributed(trace: Trace, found: Analysis) -> Iterator[Finding]:
     if main.wall_ns <= 0 or main.unattributed_ns <= FREE_SHARE * main.wall_ns:
         return
     size = f"{duration(main.unattributed_ns)} ({share(main.unattributed_ns, main.wall_ns)})"
+    left_out = [number for number, state in main.view.states.items() if state.get("reason") == LEFT_OUT]
+    if left_out and trace.meta.get("mode") != "url":
+        sentence = f"{size} of the request belongs to no layer that was looked at."
+        without = listed([str(number) for number in sorted(left_out, reverse=True)], 8)
+        yield Finding(8, sentence, f"--layers left out {without}", "leave --layers away", "unknown")
+        return
     if not any(layer < 8 for layer, _ in main.own):
         sentence = f"{size} of the request lies in the server and on the network, which cannot be seen from here."
         yield Finding(
