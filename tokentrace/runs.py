@@ -65,17 +65,22 @@ def _unwritable(run: Path, error: OSError) -> UsageError:
 
 def entries() -> list[tuple[str, Report]]:
     """(name, report) of every run, oldest first. A run without a readable report is left out."""
+    return [(name, report) for name, report in listing() if report is not None]
+
+
+def listing() -> list[tuple[str, Report | None]]:
+    """(name, report) of everything in the folder of runs, oldest first; None for a report that cannot be read."""
     import orjson
 
     from tokentrace.report import Report
 
-    found = []
+    found: list[tuple[str, Report | None]] = []
     root = folder()
     for path in sorted(root.iterdir()) if root.is_dir() else ():
         try:
             found.append((path.name, Report.from_json(orjson.loads((path / REPORT).read_bytes()))))
         except (OSError, ValueError):
-            continue
+            found.append((path.name, None))
     return found
 
 

