@@ -57,7 +57,7 @@ def _at_once(s: Situation) -> Iterable[Result]:
     """The request's own diagnosis, when a second look at the server took too long."""
     x = s.live.first if s.live is not None else None
     if x is not None and x.error is not None:
-        error = refine(x.error, engine_progress(s), s.look, x.wall_ns / 1e9, _where(s))
+        error = refine(x.error, engine_progress(s), s.look, x.wall_ns / 1e9, _where(s, x))
         check = error.check if error.check in CAUSES else "TT846"
         yield fail(check, str(error), error.fix, *error.detail.splitlines(), *_phases(x))
 
@@ -84,7 +84,7 @@ def _not_made(s: Situation) -> Iterable[Result]:
 def failed(s: Situation, error: EndpointError, x: Exchange | None) -> Iterable[Result]:
     """The cause under its own id; and when it lies deeper, that the way to the server is sound."""
     waited = x.wall_ns / 1e9 if x is not None else s.timeout_s
-    error = refine(error, engine_progress(s), s.look, waited, _where(s))
+    error = refine(error, engine_progress(s), s.look, waited, _where(s, x))
     if s.endpoint is not None:
         answered = s.look is not None and any(reply.status for reply in s.look.replies.values())
         error = gone(error, s.endpoint, s.environ, s.pid, answered, s.last - time.monotonic() - _SAY_S)
@@ -98,8 +98,11 @@ def failed(s: Situation, error: EndpointError, x: Exchange | None) -> Iterable[R
         yield ok("TT800", f"the request reached the server{status}: the fault lies in layer {layer}")
 
 
-def _where(s: Situation) -> str:
-    return f"{bracketed(s.endpoint.host)}:{s.endpoint.port}" if s.endpoint is not None else ""
+def _where(s: Situation, x: Exchange | None) -> str:
+    """The server as host:port, "" when it has begun an answer."""
+    if s.endpoint is None or (x is not None and x.status_code):
+        return ""
+    return f"{bracketed(s.endpoint.host)}:{s.endpoint.port}"
 
 
 def _servers_key(s: Situation, error: EndpointError) -> EndpointError:
