@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from doctor_support import everything, ids, look
+from doctor_support import everything, healthy, ids, look
 from support.http_servers import WAIT, Answer, ScriptedServer, html_answer
 from support.otlp_receiver import Fault, OtlpReceiver
 
@@ -138,6 +138,21 @@ def test_run_says_what_the_doctor_says(tmp_path: Path) -> None:
             env={**os.environ, "HOME": str(tmp_path), "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", **env},
         )  # fmt: skip
         assert run.returncode == 2 and told.verdict.cause in run.stderr, (told.verdict, run.stderr)
+
+
+def test_run_remarks_what_the_doctor_warns_of_and_sends(tmp_path: Path) -> None:
+    with healthy() as server, OtlpReceiver() as receiver:
+        env = {"OTEL_EXPORTER_OTLP_HEADERS": "canary-broken", "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.http_url}
+        told = next(r for r in offline(**env).examination.results if r.id == "TT001")
+        run = subprocess.run(
+            [*COMMAND, "run", "Hi", "--url", server.url + "/v1", "--layers", "8"],
+            capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
+            env={**os.environ, "HOME": str(tmp_path), "TOKENTRACE_DATA_DIR": str(tmp_path), **env},
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr
+        assert receiver.received()
+    assert told.status == "warn" and f"warning: {told.detail}: {told.fix}" in run.stderr
+    assert "canary" not in run.stdout + run.stderr
 
 
 @pytest.mark.parametrize(
