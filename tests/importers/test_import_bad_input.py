@@ -125,6 +125,15 @@ def test_published_damaged_files() -> None:
     assert load(recordings.large("malformed/DERIVED_trailing_comma.json")).lost == {"events": 0, "reason": ""}
 
 
+def test_a_hole_of_zeros_is_told(tmp_path: Path) -> None:
+    """What a disk that ran full or a crash leaves: zeros within a string, which swallows the events up to its end."""
+    whole = json.dumps({"traceEvents": [recordings.kernel(f"k{n}", n * 10, 5, n) for n in range(300)]})
+    at = whole.index('"k100"') + 3
+    found = load(written(tmp_path / "x.json", whole[:at] + "\0" * 2000 + whole[at + 2000 :]))
+    assert 250 < found.figures["kernels"] < 300 and found.lost["events"] >= 1
+    assert "damaged" in found.lost["reason"]
+
+
 def test_a_cut_recording_says_nothing_about_an_idle_gpu(tmp_path: Path) -> None:
     """Profilers write kernels last: what a cut file lacks must not read as a GPU that had nothing to do."""
     host = [e for n in range(40) for e in (recordings.op("aten::mm", n * 10, 8),

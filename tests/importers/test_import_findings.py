@@ -116,6 +116,12 @@ def test_work_that_was_queued_before_the_recording_began_is_not_called_idle() ->
     assert "ran nothing" not in text and "what the host prepares" not in text
 
 
+def test_a_long_start_is_no_part_of_what_a_launch_costs(tmp_path: Path) -> None:
+    """Creating a context takes half a minute at times, and has nothing to do with the launches that follow."""
+    rows = [call("cudaDeviceGetStreamPriorityRange", -1_000_000, 900_000, None), *launches(40, 10, 9)]
+    assert "spent 4.00 µs of work on each launch" in told(trace_file(tmp_path / "t.json", rows))
+
+
 def test_a_first_launch_that_loads_its_kernel_is_host_work(tmp_path: Path) -> None:
     rows = [call("cudaLaunchKernel", -1000, 990, 500), kernel("first", -5, 4, 500), *launches(40, 10, 9)]
     text = told(trace_file(tmp_path / "t.json", rows))

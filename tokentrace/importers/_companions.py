@@ -74,7 +74,7 @@ class Companions:
         apart = max(before[0] - last, first - before[1])
         if collected.labels and apart > _SAME_RUN_NS:
             collected.more.append(
-                Finding(2, f"{log.source} is of another run than the recording.", f"{duration(apart)} apart",
+                Finding(2, f"{log.source} is of another run than the recording.", f"{_apart(apart)} apart",
                         "give the log of the same run", "unknown")
             )  # fmt: skip
             return
@@ -121,6 +121,11 @@ def energy_finding(record: Record, notes: list[str], when: str = "while this was
     error = told.get("tokentrace.power.error_joules", 0.0)
     return Finding(1, f"{who} used {_joules(joules)} (± {_joules(error)}) {when}.",
                    "; ".join([f"{count} samples, {scope}, method {method}", *notes]))  # fmt: skip
+
+
+def _apart(ns: int) -> str:
+    days = ns // (86_400 * 10**9)
+    return f"{days:,} days" if days > 1 else duration(ns)
 
 
 def _joules(value: float) -> str:

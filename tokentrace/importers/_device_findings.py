@@ -147,7 +147,7 @@ def before_the_first(found: Analysis) -> Iterator[Finding]:
         return
     begin, first = int(events.start[rows].min()), int(events.start[work].min())
     span = found.figures["span_ns"]
-    if first - begin < 0.2 * span:
+    if first - begin < host.LONG_START * span:
         return
     asked = np.concatenate((joined.call_of, joined.copy_call))
     asked = asked[asked >= 0]

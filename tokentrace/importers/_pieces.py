@@ -202,7 +202,12 @@ class Reader:
                 return events, b""
             if string[at] == "{":
                 try:
-                    value, at = _TOLERANT.raw_decode(string, at)
+                    begin = at
+                    value, at = _TOLERANT.raw_decode(string, begin)
+                    if string.find("\0", begin, at) >= 0:  # a hole of the disk: what it swallowed may be many events
+                        self.lost.events += 1
+                        self._damaged += 1
+                        continue
                     event = _coerce(value)
                     if event is not None:
                         events.append(event)

@@ -29,6 +29,10 @@ LOADING = re.compile(r"^(Lazy Function Loading|Runtime Triggered Module Loading)
 COMPILED_CALL = re.compile(r"^## Call CompiledFxGraph (\w+)")
 
 
+#: A beginning without GPU work is told apart from this share of the recording on.
+LONG_START = 0.2
+
+
 @dataclass(slots=True)
 class Host:
     """`rows` in order of track, start, falling end; `parent`, `own_ns` and `operator` run along all rows of Events.
@@ -112,7 +116,8 @@ def split(events: Events, joined: Joined, host: Host, sync: Array, copies: Array
 
     launch: inside launch calls. blocked: inside synchronisations and copies that wait. library: other runtime calls,
     and the own time of operators that launch directly (choosing and setting up the kernel: cuBLAS, cuDNN, Triton
-    front ends live there). framework: own time of everything else, Python and operator dispatch.
+    front ends live there). framework: own time of everything else, Python and operator dispatch. Of a recording that
+    begins with a long start-up, what was over before the first launch is left out: it is no part of any launch's cost.
     """
     launches = joined.all_launches
     if not len(launches) or not bool((events.kind == gpu_events.OPERATOR).any()):
@@ -131,6 +136,13 @@ def split(events: Events, joined: Joined, host: Host, sync: Array, copies: Array
     start = events.start[launches]
     own[sync] = (events.start[sync] > start.min()) & (events.start[sync] < start.max())
     rows = rows[own[rows]]
+    counted = events.inside()
+    begin, until = (
+        int(events.start[counted].min(initial=start.min())),
+        int(events.end[counted].max(initial=start.max())),
+    )
+    if start.min() - begin >= LONG_START * (until - begin):
+        rows = rows[events.end[rows] > start.min()]
     sums = [int(host.own_ns[rows[group[rows] == number]].sum()) for number in range(4)]
     return Split(sums[0], sums[1], sums[2], sums[3], len(launches))
 

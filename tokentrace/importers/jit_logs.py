@@ -342,8 +342,9 @@ def findings(log: JitLog) -> list[Finding]:
         result.append(
             Finding(
                 2,
-                f"{log.source} shows {duration(total)} of compiling"
-                + (", all of it from the cache." if not compiled else "."),
+                f"{log.source} shows {duration(total)} of compiling."
+                if compiled
+                else f"{log.source} shows {duration(total)} in the compiler; all it was asked for came from the cache.",
                 f"compiles: {len(outer):,}; slowest: {slowest.name} {slowest.compile_id}".rstrip()
                 + f" {duration(slowest.end_ns - slowest.start_ns)}",
                 "keep the compile cache folders between starts" if compiled else "",
