@@ -1,6 +1,8 @@
 """What the probes cost: time per generated token of the local engine, in randomised alternation in one run.
 
-    python benchmarks/probes.py [--rounds 12] [--tokens 24]
+    python benchmarks/probes.py [--rounds 12] [--tokens 16] [--seconds 60]
+
+Each round measures every setting once; after --seconds no further one begins, but three are made in any case.
 
 Pairs, each printed as a ratio of medians with its spread (the middle half of the ratios of neighbours):
     light probes / none                 http, tokenizer, engine, model, jit
@@ -18,6 +20,7 @@ import argparse
 import json
 import random
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,6 +30,7 @@ import httpx
 from tokentrace.agent_client import AgentClient
 from tokentrace.engines.local.process import LocalEngine
 
+LEAST_ROUNDS = 3
 LIGHT = ("http", "tokenizer", "engine", "model", "jit")
 SETTINGS: Mapping[str, Sequence[str]] = {
     "none": (),
@@ -60,14 +64,21 @@ def generate(client: httpx.Client, url: str, tokens: int) -> tuple[float, str]:
     return (times[-1] - times[0]) / 1e6 / (tokens - 1), text
 
 
-def measure(engine: LocalEngine, agent: AgentClient, rounds: int, tokens: int) -> dict[str, list[float]]:
+def measure(
+    engine: LocalEngine, agent: AgentClient, rounds: int, tokens: int, seconds: float
+) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {name: [] for name in SETTINGS}
     texts: set[str] = set()
     order = list(SETTINGS)
     with httpx.Client() as client:
         for _ in range(2):
             generate(client, engine.base_url, tokens)
-        for _ in range(rounds):
+        began = time.monotonic()
+        for number in range(rounds):
+            spent = time.monotonic() - began
+            if number >= LEAST_ROUNDS and spent + spent / number > seconds:
+                print(f"{seconds:.0f} s allow no further round", file=sys.stderr)
+                break
             random.shuffle(order)
             for name in order:
                 agent.begin_pass()
@@ -81,6 +92,7 @@ def measure(engine: LocalEngine, agent: AgentClient, rounds: int, tokens: int) -
                     raise SystemExit(f"the agent reports {agent.faults} and {agent.dropped} dropped records")
                 found[name].append(per_token)
                 texts.add(text)
+            print(f"round {number + 1} of {rounds}, {time.monotonic() - began:.0f} s", file=sys.stderr)
     if len(texts) != 1:
         raise SystemExit("the settings did not generate the same text; these times are not comparable")
     return found
@@ -89,11 +101,13 @@ def measure(engine: LocalEngine, agent: AgentClient, rounds: int, tokens: int) -
 def main() -> None:
     parser = argparse.ArgumentParser(description="What the probes cost.")
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=60.0, help="begin no round that would end later")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     options = parser.parse_args()
     with LocalEngine.start() as engine, AgentClient.connect(engine.agent_socket or "") as agent:
-        found = measure(engine, agent, options.rounds, options.tokens)
+        print("the engine is ready", file=sys.stderr)
+        found = measure(engine, agent, options.rounds, options.tokens, options.seconds)
     medians = {name: statistics.median(values) for name, values in found.items()}
     rows: list[dict[str, Any]] = []
     for title, one, other in PAIRS:
@@ -102,7 +116,7 @@ def main() -> None:
         row = {"what": title, "ratio": medians[one] / medians[other], "low": neighbours[quarter]}
         rows.append({**row, "high": neighbours[-1 - quarter], "best": min(found[one]) / min(found[other])})
     if options.json:
-        print(json.dumps({"ms_per_token": medians, "rounds": options.rounds, "ratios": rows}))
+        print(json.dumps({"ms_per_token": medians, "rounds": len(found["none"]), "ratios": rows}))
         return
     for name, median in medians.items():
         print(f"{name:10s} {median:7.2f} ms per token (median), {min(found[name]):7.2f} (best)")
