@@ -19,6 +19,7 @@ import httpx
 import pytest
 from support.model_folders import write_hollow_model
 
+from tokentrace.agent_client import AgentClient
 from tokentrace.engines.local.engine import Options
 from tokentrace.engines.local.process import LocalEngine
 from tokentrace.errors import EngineError
@@ -109,6 +110,22 @@ def test_an_unknown_model_type(copy: Path) -> None:
 @pytest.mark.model
 def test_context_that_the_model_does_not_know(tiny_folder: Path) -> None:
     assert "knows 512 tokens" in str(refusal(tiny_folder, options=Options(max_model_len=1000)))
+
+
+@pytest.mark.model
+def test_the_agent_answers_where_temporary_files_lie_too_deep_for_a_socket(
+    monkeypatch: pytest.MonkeyPatch, tiny_folder: Path, tmp_path: Path
+) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with LocalEngine.start(tiny_folder) as engine:
+        assert engine.agent_socket is not None
+        with AgentClient.connect(engine.agent_socket) as agent:
+            assert agent.process == str(engine.pid)
+        run_folder = engine.agent_socket.parent
+        assert run_folder.stat().st_mode & 0o777 == 0o700
+    assert not run_folder.exists() and not list(deep.iterdir())
 
 
 @pytest.mark.model

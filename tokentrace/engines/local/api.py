@@ -380,4 +380,5 @@ async def _refused(request: Any, error: Any) -> Any:
 async def _not_found(request: Any, error: Any) -> Any:
     """404 and 405 of the routing, in the same shape as every other refusal."""
     text = f"{request.method} {request.url.path}: {error.detail}."
-    return _json(ApiError(error.status_code, text, code="method_not_allowed" if error.status_code == 405 else "not_found").body(), error.status_code)
+    code = "method_not_allowed" if error.status_code == 405 else "not_found"
+    return _json(ApiError(error.status_code, text, code=code).body(), error.status_code)

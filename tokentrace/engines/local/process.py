@@ -31,6 +31,9 @@ _BOOT = (
     "from tokentrace.engines.local.server import main; sys.exit(main(sys.argv[1]))"
 )
 _LOG_LINES, _LOG_WIDTH = 15, 300
+_SOCKET = "agent.sock"
+#: sizeof(sockaddr_un.sun_path) where it is smallest (macOS, the BSDs); Linux has 108.
+_LONGEST_SOCKET_PATH = 104
 
 
 @dataclass(slots=True)
@@ -85,9 +88,9 @@ class LocalEngine:
             if options.compile and _on_cpu(options.device):
                 need_compiler()
             base_url = server.base_url_of(listener)
-            run_folder = Path(tempfile.mkdtemp(prefix="tokentrace-engine-"))  # mode 0700
+            run_folder = _make_run_folder()
             log = log_path or run_folder / "engine.log"
-            agent_socket = run_folder / "agent.sock" if agent else None
+            agent_socket = run_folder / _SOCKET if agent else None
             environment = {**os.environ, **(env or {})}
             environment.pop(server.AGENT_SOCKET, None)
             if agent_socket is not None:
@@ -213,6 +216,15 @@ class LocalEngine:
 
     def _while(self) -> str:
         return "while it served" if self._phase == "ready" else f"while {self._phase}"
+
+
+def _make_run_folder() -> Path:
+    """A new folder of mode 0700, in the folder for temporary files unless that is too deep for a socket's path."""
+    folder = Path(tempfile.mkdtemp(prefix="tokentrace-engine-"))
+    if len(os.fsencode(folder / _SOCKET)) < _LONGEST_SOCKET_PATH:
+        return folder
+    folder.rmdir()
+    return Path(tempfile.mkdtemp(prefix="tokentrace-engine-", dir="/tmp"))
 
 
 def _spawn(
