@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from support.records import IDS, MS, RID, T0, US, request_pass
+from support.records import CLIENT, IDS, MS, RID, T0, US, request_pass
 
 from tokentrace.analyze import Analysis, analyze
 from tokentrace.errors import EndpointError
@@ -266,6 +266,13 @@ def test_the_slowest_part_is_named_with_the_operator_inside() -> None:
     assert slow.slowest.startswith("Decoding took 100 ms, 71 % of the request: 5 steps of 20.0 ms (median); inside")
     waiting = run([request_pass("once", wait_us=900_000)])
     assert waiting.slowest == "`queue wait` (layer 6) took 900 ms, 94 % of the request."
+
+
+def test_from_outside_the_server_the_slowest_is_the_wait_or_the_stream() -> None:
+    for decode_ms, told in ((1, "The wait for the reply's first byte took 4"), (90, "The reply's stream took 18")):
+        once = request_pass("once", deep=False, decode_ms=decode_ms)
+        once.records = [r for r in once.records if r.layer == 8 and r.process == CLIENT]
+        assert run([once]).slowest.startswith(told), run([once]).slowest
 
 
 def test_steps_tokens_and_operators_as_tables() -> None:

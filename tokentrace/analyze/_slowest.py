@@ -87,7 +87,16 @@ def slowest(
     if names:
         (layer, name), spent = max(names.items(), key=lambda item: item[1])
         candidates.append((spent, f"`{name}` (layer {layer})", ""))
-    if gap is not None:
+    outside = {"wait": "The wait for the reply's first byte", "stream": "The reply's stream"}
+    phases = [
+        r for r in view.rows if trace.layer[r] == 8 and trace.parent[r] == view.chat and name_of(trace, r) in outside
+    ]
+    if phases and not any(trace.layer[row] < 8 for row in own):
+        # From outside the server these two hold all that nobody owns, and say more than that nobody owns it.
+        for row in phases:
+            length = trace.end_ns[row] - trace.start_ns[row]
+            candidates.append((length, outside[name_of(trace, row)], ""))
+    elif gap is not None:
         between = f", between {gap.before} and {gap.after} (in {gap.around})"
         candidates.append((gap.length_ns, "Time of no layer", between))
     if not candidates:
