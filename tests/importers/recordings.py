@@ -81,3 +81,12 @@ def call(name: str, ts: Any, dur: Any, correlation: Any, **more: Any) -> dict[st
 def kernel(name: str, ts: Any, dur: Any, correlation: Any, stream: Any = 7, **args: Any) -> dict[str, Any]:
     return {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": ts, "dur": dur,
             "args": {"device": 0, "stream": stream, "correlation": correlation, **args}}  # fmt: skip
+
+
+def launches(count: int, every: float, took: float, delay: float = 5) -> list[dict[str, Any]]:
+    """Operators that launch one kernel each: `every` µs, for `took` µs, starting `delay` µs after the operator."""
+    rows = []
+    for n in range(count):
+        rows += [op("aten::mm", n * every, 4), call("cudaLaunchKernel", n * every + 1, 2, n + 1),
+                 kernel("gemm", n * every + delay, took, n + 1)]  # fmt: skip
+    return rows

@@ -6,21 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import recordings
-from recordings import call, kernel, op, trace_file
+from recordings import call, kernel, launches, op, trace_file
 
 from tokentrace.importers import load
 
 
 def told(path: Path, **options: Any) -> str:
     return "\n".join(f"{f.sentence} | {f.evidence} | {f.fix}" for f in load(path, **options).findings)
-
-
-def launches(count: int, every: float, took: float, delay: float = 5) -> list[dict[str, Any]]:
-    rows = []
-    for n in range(count):
-        rows += [op("aten::mm", n * every, 4), call("cudaLaunchKernel", n * every + 1, 2, n + 1),
-                 kernel("gemm", n * every + delay, took, n + 1)]  # fmt: skip
-    return rows
 
 
 def copy(ts: float, dur: float, correlation: int, name: str = "Memcpy HtoD (Pinned -> Device)") -> dict[str, Any]:

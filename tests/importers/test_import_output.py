@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import recordings
 from click.testing import CliRunner, Result
-from recordings import kernel, trace_file
+from recordings import kernel, launches, trace_file
 
 from tokentrace import importers
 from tokentrace.cli import cli
@@ -119,3 +119,16 @@ def test_a_full_temporary_folder_is_named(tmp_path: Path) -> None:
                           timeout=240, check=False)  # fmt: skip
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "cannot be unpacked" in done.stderr and "TMPDIR" in done.stderr
+
+
+def test_saved_imports_that_took_longer_differ(tmp_path: Path) -> None:
+    """Steps of a recording have no phase, and must not be taken for what runs once."""
+    for name, every in (("base", 10), ("new", 20)):
+        step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 1, "tid": 1, "ts": -5,
+                "dur": 40 * every + 20}  # fmt: skip
+        path = trace_file(tmp_path / f"{name}.json", [step, *launches(40, every, 8)])
+        printed(path, "-q", "-o", tmp_path / f"{name}.jsonl")
+    done = CliRunner().invoke(cli, ["diff", str(tmp_path / "base.jsonl"), str(tmp_path / "new.jsonl")])
+    assert "No difference" not in done.output
+    wall = [line for line in done.output.splitlines() if line.startswith(("the request  ", "the recording  "))]
+    assert len(wall) == 1 and "420 us" in wall[0] and "820 us" in wall[0], done.output

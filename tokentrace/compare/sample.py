@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokentrace.analyze import Analysis, PassTimes
 from tokentrace.compare.noise import Scatter, Slot, Slots, drift, scatter
-from tokentrace.compare.tree import Merged, Node, build, merge
+from tokentrace.compare.tree import STEP, Merged, Node, build, merge
 
 if TYPE_CHECKING:
     from tokentrace.importers import Imported
@@ -166,9 +166,10 @@ def _step_walls(one: PassTimes) -> dict[Slot, int]:
     walls: dict[Slot, int] = {}
     met: dict[str, int] = {}
     for step in one.steps:
-        number = met.get(step.phase, 0)
-        met[step.phase] = number + 1
-        walls[step.phase, number] = step.wall_ns
+        phase = step.phase or STEP
+        number = met.get(phase, 0)
+        met[phase] = number + 1
+        walls[phase, number] = step.wall_ns
     return walls
 
 
@@ -260,7 +261,7 @@ def step_amounts(steps: Sequence[Step]) -> Amounts:
     found: Amounts = {}
     for step in steps:
         phase, number = step.slot
-        label = step.name or f"{phase} step {number}".strip()
+        label = step.name or (f"{phase} step {number}" if phase != STEP else f"step {number}")
         found[step.slot] = Amount(label, 6, {step.slot: step.wall_ns})
     return found
 
@@ -315,7 +316,7 @@ def of_report(report: Report, label: str, name: str = "") -> Sample:
     met: dict[str, int] = {}
     steps = []
     for row in one.steps:
-        phase = str(row.get("phase") or "")
+        phase = str(row.get("phase") or STEP)
         steps.append(Step((phase, met.get(phase, 0)), row.get("index"), int(row["wall_ns"]), row.get("tokens")))
         met[phase] = met.get(phase, 0) + 1
     why = "a report holds no spans: give the run"

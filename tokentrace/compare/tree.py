@@ -28,6 +28,8 @@ _IDS = re.compile(
     re.IGNORECASE,
 )
 _ONCE: Slot = ("", 0)
+#: Steps without a phase (of training, of another engine): a name of their own, or they would be what runs once.
+STEP = "step"
 #: Longer lists of children are paired by name and order; aligning them would take time with the square of this.
 _MAX_ALIGNED = 600
 
@@ -89,7 +91,7 @@ def build(trace: Trace, one: PassTimes) -> Node:
             if layer == 6 and name == "step":
                 phase = str(trace.attributes(row).get("tokentrace.step.phase", ""))
                 where = trace.process[row], phase
-                mine = phase, steps.get(where, 0)
+                mine = phase or STEP, steps.get(where, 0)
                 steps[where] = mine[1] + 1
                 key, inside = (f"{phase} step".strip(), 0), True
             elif not in_step:
