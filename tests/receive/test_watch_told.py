@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from span_sender import FIGURES, LENGTH_NS, Tracing, exporter
+from support.http_servers import ScriptedServer, json_answer
+from support.otlp_receiver import Fault, OtlpReceiver
 
 from tokentrace import attach, receive, workflow
 from tokentrace.attach.found import Found
@@ -76,3 +84,35 @@ def test_a_watched_request_is_saved_as_a_run(tmp_path: Path) -> None:
         row, run = next(found)
     assert run.folder is not None and row.run == run.folder.name
     assert b"llm_request" in (run.folder / "trace.jsonl").read_bytes()
+
+
+class Interrupting(OtlpReceiver):
+    """Takes what is sent, and interrupts the sender meanwhile."""
+
+    pid = 0
+
+    def next_fault(self) -> Fault | None:
+        os.kill(self.pid, signal.SIGINT)
+        return super().next_fault()
+
+
+def test_ctrl_c_while_a_request_is_being_saved_and_sent_is_not_lost(tmp_path: Path) -> None:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "OPENAI_", "TOKENTRACE_"))}
+    models = json_answer({"data": [{"id": "alpha", "owned_by": "vllm"}]})
+    with ScriptedServer().on("GET", "/v1/models", models) as server, Interrupting() as collector:
+        command = [sys.executable, "-u", "-c", "from tokentrace.cli import main; main()", "attach", f"{server.url}/v1"]
+        command += ["--for", "10h", "--receive", "0", "--out", str(tmp_path), "--otlp", collector.http_url]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            collector.pid = process.pid
+            port = next(found[1] for line in process.stdout if (found := re.search(r"127\.0\.0\.1:(\d+) \(gRPC", line)))
+            with Tracing(OTLPSpanExporter(endpoint=f"http://127.0.0.1:{port}", insecure=True)) as sender:
+                while not collector.calls and process.poll() is None:
+                    sender.span("", time.time_ns())
+                    time.sleep(0.05)
+                try:
+                    out, err = process.communicate(timeout=100)
+                finally:
+                    process.kill()
+    assert process.returncode == 130 and "interrupted" in err
+    assert "seen" in out and list(tmp_path.rglob("report.json"))

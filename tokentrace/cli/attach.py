@@ -313,6 +313,9 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
                 if run.export_error is not None:
                     errors.append(str(run.export_error))
                 yield row, run
+                if run.interrupted:  # while it was being saved, which is not cut short
+                    interrupted = True
+                    return
         except KeyboardInterrupt:
             interrupted = True
 
