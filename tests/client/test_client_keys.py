@@ -173,5 +173,5 @@ def test_a_refused_key_of_another_service_is_named_by_its_service() -> None:
     with ScriptedServer().on("POST", CHAT, json_answer({"error": {"message": f"bad key {key}"}}, 401)) as server:
         x = say_hi(server.url + "/v1", api_key=key, source={"api_key": "OPENAI_API_KEY"})
     assert x.error is not None and x.error.check == "TT831"
-    assert "a key of Anthropic, and 127.0.0.1 is not" in str(x.error) and "OPENAI_API_KEY" in x.error.fix
+    assert "a key of Anthropic, and 127.0.0.1 is another service" in str(x.error) and "OPENAI_API_KEY" in x.error.fix
     assert "canary" not in everything_said(x)

@@ -62,6 +62,12 @@ def test_squid_is_named_with_its_variable_and_the_line_that_goes_past_it(name: s
     assert words in str(error)
 
 
+def test_a_proxy_that_refuses_without_a_word() -> None:
+    with ForwardProxy(refuse=403) as proxy:
+        x = say_hi("http://server.example/v1", environ={"http_proxy": proxy.url})
+    assert x.error is not None and x.error.check == "TT821" and "(http_proxy)" in str(x.error)
+
+
 def test_the_variable_in_small_letters_is_the_one_that_counts() -> None:
     with Answering(SQUID["403"]) as proxy:
         x = say_hi("http://server.example/v1", environ={"http_proxy": proxy.url, "no_proxy": "a.example"})

@@ -71,8 +71,9 @@ def proxys_own(facts: Facts) -> EndpointError | None:
     if writer is not None and writer.name != "Squid":
         return None  # another gateway's page, which came through the proxy
     told = "x-squid-error" in facts.headers or "proxy" in server
-    # A 403 in HTML is how filtering proxies refuse; an API would have answered in JSON.
-    if not (told or status in (502, 503, 504) or (status == 403 and facts.is_html)):
+    # A 403 in HTML or with nothing in it is how filtering proxies refuse; an API would have answered in JSON.
+    refuses = status == 403 and (facts.is_html or not facts.body.strip())
+    if not (told or refuses or status in (502, 503, 504)):
         return None
     code = one_line(
         facts.headers.get("x-squid-error", "").partition(" ")[0] or gateways.title(facts.shown(facts.text)), 80

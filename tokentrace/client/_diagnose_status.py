@@ -242,7 +242,8 @@ def _unauthorised(facts: Facts) -> EndpointError:
         source, host = facts.key_source or "the settings", urlsplit(facts.url).hostname
         return failure(
             "TT831",
-            f"the server refused the key from {source} (401): it is a key of {facts.key_service}, and {host} is not"
+            f"the server refused the key from {source} (401): it is a key of {facts.key_service}, and {host} is "
+            "another service"
             f"{said}",
             f"set {source} to a key of {host}, or use --profile",
             _detail(facts),
