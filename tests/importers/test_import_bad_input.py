@@ -109,6 +109,45 @@ def test_rows_of_an_nsys_export_without_a_time_are_counted(tmp_path: Path) -> No
     assert seen == sorted(seen) and seen[-1] == path.stat().st_size
 
 
+def nsys_export(path: Path, **tables: list[tuple[Any, ...]]) -> Path:
+    """An export with these tables; the columns are those that tests need."""
+    import sqlite3
+
+    columns = {
+        "KERNEL": "start, end, deviceId, streamId, correlationId, globalPid, shortName",
+        "RUNTIME": "start, end, globalTid, correlationId, nameId",
+        "GRAPH_TRACE": "start, end, deviceId, streamId, correlationId, globalPid, graphId",
+    }
+    with sqlite3.connect(path) as database:
+        database.execute("create table StringIds (id, value)")
+        names = [(1, "k"), (2, "cudaLaunchKernel"), (3, "cudaGraphLaunch")]
+        database.executemany("insert into StringIds values (?, ?)", names)
+        for table, rows in tables.items():
+            database.execute(f"create table CUPTI_ACTIVITY_KIND_{table} ({columns[table]})")
+            marks = ", ".join("?" * len(columns[table].split(",")))
+            database.executemany(f"insert into CUPTI_ACTIVITY_KIND_{table} values ({marks})", rows)
+    return path
+
+
+def test_graphs_recorded_as_a_whole_are_not_read_as_an_idle_gpu(tmp_path: Path) -> None:
+    """What 'nsys profile' does unless asked otherwise: a graph is one row, its kernels are not there."""
+    thread, process = 5 << 24 | 1, 5 << 24
+    calls = [(n * 100_000, n * 100_000 + 2_000, thread, n, 2) for n in range(20)]
+    calls += [(n * 100_000 + 5_000, n * 100_000 + 8_000, thread, 100 + n, 3) for n in range(20)]
+    kernels = [(n * 100_000 + 6_000, n * 100_000 + 9_000, 0, 7, n, process, 1) for n in range(20)]
+    graphs = [(n * 100_000 + 10_000, n * 100_000 + 98_000, 0, 7, 100 + n, process, 4) for n in range(20)]
+    found = load(nsys_export(tmp_path / "a.sqlite", KERNEL=kernels, RUNTIME=calls, GRAPH_TRACE=graphs))
+    text = "\n".join(f"{f.status} {f.sentence} {f.fix}" for f in found.findings)
+    assert "20 graph executions were recorded as a whole" in text and "--cuda-graph-trace=node" in text
+    assert "how long it was idle is unknown, for graphs ran whose kernels were not recorded" in text
+    assert "aunch-bound" not in text and "gap" not in text and found.figures["idle_share"] is None
+    alone = load(nsys_export(tmp_path / "b.sqlite", RUNTIME=calls[20:], GRAPH_TRACE=graphs))
+    text = "\n".join(f.sentence for f in alone.findings)
+    assert "blind" not in text and "20 graph executions" in text
+    plain = load(nsys_export(tmp_path / "c.sqlite", KERNEL=kernels, RUNTIME=calls[:20]))
+    assert plain.figures["idle_share"] is not None and any("aunch-bound" in f.sentence for f in plain.findings)
+
+
 def test_published_damaged_files() -> None:
     facts = json.loads(recordings.large("malformed_facts.json").read_text())
     assert "Git LFS" in refused(recordings.large("malformed/lfs_pointer.pt.trace.json.gz"))

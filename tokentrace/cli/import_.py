@@ -255,7 +255,7 @@ def _idle(figures: dict[str, Any]) -> str:
     if "lanes" not in figures and len(figures["devices"]) > 1:
         return "unknown: several devices"
     if figures["span_ns"] and figures["devices"] and figures["devices"][0]["idle_share"] is None:
-        return "unknown: a part of the recording is missing"
+        return "unknown: not all kernels are in the recording"
     return (
         "unknown: not every recording shows a device" if figures["span_ns"] else "unknown: the recording has no length"
     )

@@ -34,11 +34,6 @@ class Analysis:
     layer: Array  # see _spanning.classify
 
 
-def torn(found: Analysis) -> bool:
-    """Is a part of the recording missing, so that nothing can be said about where the device was idle?"""
-    return found.events.lost.tears(len(found.events))
-
-
 def caveat(found: Analysis) -> str:
     if bool((found.events.kind == gpu_events.PYTHON).any()):
         return "; Python functions were recorded too, which slows the host and overstates its share"

@@ -8,7 +8,7 @@ import numpy as np
 
 from tokentrace import gpu_events
 from tokentrace.importers import host
-from tokentrace.importers._analysis import WORTH_SAYING, Analysis, caveat, counted, torn
+from tokentrace.importers._analysis import WORTH_SAYING, Analysis, caveat, counted
 from tokentrace.importers.columns import Array
 from tokentrace.importers.measures import Gap, Measures
 from tokentrace.probe import Finding
@@ -30,13 +30,15 @@ def busy(found: Analysis) -> Iterator[Finding]:
     if len(devices) > 1:
         window += f", {len(devices)} devices together"
     streams = len(np.unique(found.events.stream[found.joined.kernels]))
-    if torn(found):
+    if found.events.silent:
         yield Finding(
             3,
-            f"The GPU was busy for at least {duration(figures['busy_ns'])}; how long it was idle is unknown, for a "
-            "part of the recording is missing.",
-            f"{plural(figures['kernels'], 'kernel')} in what is left",
-            "record again and let the profiler finish writing",
+            f"The GPU was busy for at least {duration(figures['busy_ns'])}; how long it was idle is unknown, for "
+            f"{found.events.silent}.",
+            f"{plural(figures['kernels'], 'kernel')} recorded",
+            "record with 'nsys profile --cuda-graph-trace=node'"
+            if found.events.facts.get("graph_traces")
+            else "record again and let the profiler finish writing",
             "unknown",
         )
         return
@@ -56,7 +58,7 @@ def launch_bound(found: Analysis) -> Iterator[Finding]:
         or measures.window_ns <= 0
         or figures["kernels"] < _ENOUGH
         or measures.early_kernels
-        or torn(found)
+        or found.events.silent
     ):
         return
     starved = measures.starved_ns / measures.window_ns
@@ -140,7 +142,7 @@ def clocks(found: Analysis) -> Iterator[Finding]:
 def before_the_first(found: Analysis) -> Iterator[Finding]:
     """Host work before the device had anything to do: no gap between kernels shows it."""
     events, joined, measures = found.events, found.joined, found.measures
-    if not len(joined.all_launches) or measures.early_kernels or measures.captured or torn(found):
+    if not len(joined.all_launches) or measures.early_kernels or measures.captured or found.events.silent:
         return
     work, rows = np.concatenate((joined.kernels, joined.copies)), events.inside()
     if not len(work) or not len(rows):
@@ -185,7 +187,7 @@ def _name(found: Analysis, row: int, limit: int = 70) -> str:
 def gaps(found: Analysis) -> Iterator[Finding]:
     measures = found.measures
     # While a graph is captured the device is meant to idle.
-    if not measures.gaps or measures.early_kernels or measures.captured or torn(found):
+    if not measures.gaps or measures.early_kernels or measures.captured or found.events.silent:
         return
     gap = measures.gaps[0]
     if gap.length_ns < WORTH_SAYING * measures.window_ns and gap.length_ns < 1_000_000:
@@ -336,7 +338,7 @@ def _under_way(found: Analysis, rows: Array) -> Array:
 def copies(found: Analysis) -> Iterator[Finding]:
     """Copies that kept a device busy while no kernel ran."""
     alone, window = found.measures.copy_alone_ns, found.measures.window_ns
-    if window <= 0 or alone < 0.1 * window or torn(found):
+    if window <= 0 or alone < 0.1 * window or found.events.silent:
         return
     events, rows = found.events, found.joined.copies
     yield Finding(
@@ -350,7 +352,7 @@ def copies(found: Analysis) -> Iterator[Finding]:
 
 def graphs(found: Analysis) -> Iterator[Finding]:
     graphs, kernels = found.measures.graph_kernels, found.figures["kernels"]
-    if not kernels or not found.figures["launches"] or torn(found):
+    if not kernels or not found.figures["launches"] or found.events.silent:
         return
     if graphs:
         launches = found.figures["graph_launches"]

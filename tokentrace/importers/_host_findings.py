@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from tokentrace import gpu_events
 from tokentrace.importers import host
-from tokentrace.importers._analysis import WORTH_SAYING, Analysis, caveat, counted, torn
+from tokentrace.importers._analysis import WORTH_SAYING, Analysis, caveat, counted
 from tokentrace.probe import Finding
 from tokentrace.wording import duration, plural, share
 
 
 def host_time(found: Analysis) -> Iterator[Finding]:
     split = found.measures.split
-    if split is None or split.total_ns <= 0 or split.calls < 10 or found.measures.captured or torn(found):
+    if split is None or split.total_ns <= 0 or split.calls < 10 or found.measures.captured or found.events.silent:
         return
     working = split.framework_ns + split.library_ns + split.launch_ns
     each = working / split.calls
@@ -65,7 +65,7 @@ def operators(found: Analysis) -> Iterator[Finding]:
         yield Finding(
             4,
             f"{host.short(best['name'], 60)} launched {share(best['device_ns'], total)} of "
-            + ("the kernel time that is left." if torn(found) else "all kernel time."),
+            + ("the kernel time that was recorded." if found.events.silent else "all kernel time."),
             "; ".join(f"{host.short(e['name'], 50)}: {duration(e['device_ns'])} on the device, {duration(e['own_ns'])} "
                       f"own host time, {plural(e['calls'], 'call')}" for e in operators[:3]),
             "",

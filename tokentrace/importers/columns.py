@@ -125,6 +125,13 @@ class Events:
         if self.graph_nodes is not None:
             self.graph_nodes = self.graph_nodes[rows]
 
+    @property
+    def silent(self) -> str:
+        """Why a device may have been at work where no row shows it, "" when the rows are all there was."""
+        if self.lost.tears(len(self)):
+            return "a part of the recording is missing"
+        return "graphs ran whose kernels were not recorded" if self.facts.get("graph_traces") else ""
+
     def cut(self, begin: int, end: int) -> None:
         """Make this a window: what goes on behind its end is cut off there, so that a step or a kernel that reaches out
         of the window does not lengthen it."""

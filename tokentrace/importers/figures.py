@@ -21,8 +21,8 @@ def figures(events: Events, joined: Joined) -> dict[str, Any]:
     kernels; launches (kernel and graph launches), graph_launches; matched: kernels whose correlation id is that of a
     launch; orphan_kernels: kernels with no runtime call of the same id at all; busy_ns: union of the kernels' times,
     per device, then summed; span_ns: first start to last end of all events; idle_share: 1 - busy/span, for one
-    device only, else None (each device's own is in `devices`), and None of a recording of which a part is missing;
-    top_kernels by total time.
+    device only, else None (each device's own is in `devices`), and None where kernels are missing from the
+    recording; top_kernels by total time.
     """
     counted = events.inside()
     span = int(events.end[counted].max() - events.start[counted].min()) if len(counted) else 0
@@ -78,12 +78,12 @@ def _figures(
     rows = joined.kernels[which]
     start, end = events.start[rows], events.end[rows]
     devices: list[dict[str, Any]] = []
-    torn = events.lost.tears(len(events))
+    silent = events.silent
     for device in columns.codes_in(events.device[rows]):
         mine = events.device[rows] == device
         busy = union_ns(start[mine], end[mine])
         devices.append({"device": events.devices[device], "kernels": int(mine.sum()), "busy_ns": busy,
-                        "idle_share": None if torn else idle(busy, span_ns)})  # fmt: skip
+                        "idle_share": None if silent else idle(busy, span_ns)})  # fmt: skip
     busy = sum(device["busy_ns"] for device in devices)
     return {
         "kernels": len(rows),
@@ -93,7 +93,7 @@ def _figures(
         "orphan_kernels": int((joined.call_of[which] < 0).sum()),
         "busy_ns": busy,
         "span_ns": span_ns,
-        "idle_share": idle(busy, span_ns) if len(devices) == 1 and not torn else None,
+        "idle_share": idle(busy, span_ns) if len(devices) == 1 and not silent else None,
         "top_kernels": top(by_name(events, rows)),
         "kernel_sum_ns": int((end - start).sum()),
         "devices": devices,

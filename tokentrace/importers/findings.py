@@ -9,7 +9,7 @@ import numpy as np
 from tokentrace import gpu_events
 from tokentrace.importers import _device_findings as device
 from tokentrace.importers import _host_findings as of_host
-from tokentrace.importers._analysis import Analysis, torn
+from tokentrace.importers._analysis import Analysis
 from tokentrace.probe import Finding
 from tokentrace.wording import duration, plural
 
@@ -41,7 +41,9 @@ def _lost(found: Analysis) -> Iterator[Finding]:
 def _missing(found: Analysis) -> Iterator[Finding]:
     figures, events, joined = found.figures, found.events, found.joined
     operators = int((events.kind == gpu_events.OPERATOR).sum())
-    if figures["kernels"] == 0 and (figures["launches"] or operators) and torn(found):
+    damaged = events.lost.tears(len(events))
+    traces = events.facts.get("graph_traces")
+    if figures["kernels"] == 0 and (figures["launches"] or operators) and damaged:
         yield Finding(
             4,
             "Whether the device ran anything cannot be told: no kernel is in what is left of the recording.",
@@ -50,7 +52,7 @@ def _missing(found: Analysis) -> Iterator[Finding]:
             "record again and let the profiler finish writing",
             "unknown",
         )
-    elif figures["kernels"] == 0 and figures["launches"] and not found.measures.captured:
+    elif figures["kernels"] == 0 and figures["launches"] and not found.measures.captured and not traces:
         yield Finding(
             4,
             "Launches were seen but their kernels were not recorded: the profiler was blind to the device.",
@@ -85,7 +87,6 @@ def _missing(found: Analysis) -> Iterator[Finding]:
         yield Finding(4, "The recording holds neither operators nor launches nor kernels.",
                       f"{events.total_events:,} events of other kinds", "record with torch.profiler, nsys or rocprofv3",
                       "unknown")  # fmt: skip
-    traces = events.facts.get("graph_traces")
     if traces:
         yield Finding(
             3,
@@ -96,7 +97,6 @@ def _missing(found: Analysis) -> Iterator[Finding]:
         )
     orphans = figures["orphan_kernels"]
     if orphans and orphans == figures["kernels"]:
-        damaged = torn(found)
         yield Finding(
             3,
             f"No launch {'is left in the recording' if damaged else 'was recorded'}, so nothing can be said about who "

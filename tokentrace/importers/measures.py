@@ -231,9 +231,9 @@ def per_step(events: Events, joined: Joined, steps: Steps, found: Measures) -> l
             {
                 "tklqt_ns": int(tklqt[number]),
                 "queue_delay_median_ns": int(delays[len(delays) // 2]) if len(delays) else None,
-                "gaps_ns": int(idle[number]),
-                "starved_ns": int(starved[number]),
-                "starved_share": round(int(starved[number]) / span, 6) if span else None,
+                "gaps_ns": None if events.silent else int(idle[number]),
+                "starved_ns": None if events.silent else int(starved[number]),
+                "starved_share": round(int(starved[number]) / span, 6) if span and not events.silent else None,
                 "blocked_ns": int((events.end - events.start)[waits[inside]].sum()),
                 "graph_kernels": int(graph[number]),
                 "collective_ns": int(talk[number]),
