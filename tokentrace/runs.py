@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,6 +48,16 @@ def save(trace: Trace, folded: Trace, report: Report, out: Path | None = None) -
         raise _unwritable(run, error) from error
     save_report(report, run)
     return run
+
+
+def check_out(out: Path) -> None:
+    """Make the folder that runs are to be kept in. Raises UsageError when that, or writing there, cannot be done."""
+    try:
+        out.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise _unwritable(out, error) from error
 
 
 def save_report(report: Report, run: Path) -> None:

@@ -88,7 +88,7 @@ def check_prompt(ask: session.Ask) -> None:
 
 def check_settings(settings: Settings) -> None:
     """What can be known to fail is told before anything is sent. Raises UsageError."""
-    from tokentrace import layers
+    from tokentrace import layers, runs
     from tokentrace.emit import check_target
     from tokentrace.emit.otlp_target import OtlpTarget
 
@@ -97,6 +97,8 @@ def check_settings(settings: Settings) -> None:
         check_target(settings.output)
     if settings.otlp is not None:
         OtlpTarget.from_env(settings.otlp)
+    if settings.out is not None:
+        runs.check_out(settings.out)
 
 
 def conclude(outcome: session.Outcome, settings: Settings) -> Run:

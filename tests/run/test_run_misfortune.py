@@ -41,6 +41,7 @@ def asked(server: ScriptedServer) -> int:
     [
         (["-o", "/nope/x.jsonl"], {}, "no folder /nope"),
         (["-o", "x.txt"], {}, "no suffix"),
+        (["--out", "/dev/null/runs"], {}, "/dev/null/runs cannot be written"),
         (["--otlp", "http://[bad"], {}, "--otlp has no usable"),
         (["--otlp"], {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "OTEL_EXPORTER_OTLP_PROTOCOL"),
         (["--otlp"], {"OTEL_EXPORTER_OTLP_TIMEOUT": "abc"}, "OTEL_EXPORTER_OTLP_TIMEOUT"),
