@@ -32,8 +32,9 @@ SERVERS: frozenset[Mode] = frozenset(("endpoint", "process"))
 #: Said of a check that would have sent something.
 LEFT_OUT = "left out by --offline"
 
-#: What may still be waited for beyond the timeout, for the diagnosis; an answer is promised within three seconds.
-GRACE_S = 2.0
+#: What may still be waited for beyond the timeout, for the diagnosis. An answer is promised within three seconds, and
+#: on a busy machine the command itself needs one of them to start, to print and to end.
+GRACE_S = 1.7
 
 #: What a request meets when the engine did not start, died or cannot work: a lower layer that fails may `explain` it.
 ENGINE_DOWN = (

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _LAST_S = 1.0
 #: However little is left, a check that has been begun gets this; `_HARD_S` after the deadline nothing gets any more.
 _LEAST_S = 0.3
-_HARD_S = 2.3
+_HARD_S = 2.0
 #: The local engine is ended within this.
 _STOP_S = 1.0
 _LOOK_S = 2.0

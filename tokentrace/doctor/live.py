@@ -32,7 +32,7 @@ _IDLE_MOST_S = 1.0
 #: A call ends by the deadline: this much later so that the limit that it ran into has its own name, and looking around
 #: after a failure may take a little longer.
 _BEYOND_S = 0.3
-_LOOK_BEYOND_S = 0.9
+_LOOK_BEYOND_S = 0.6
 _AFTER_S = 1.5
 #: The samplers' last reading leaves this much for the checks.
 _CHECKS_S = 0.8
