@@ -230,6 +230,8 @@ def _one_pass(
             temperature=ask.temperature,
             on_text=ui.text,
         )
+        if context.mode == "local" and context.deep:  # a profile of thousands of operators: seconds
+            ui.progress("reading what was recorded")
     except BaseException:
         _disarm(armed, agent, selected)
         raise

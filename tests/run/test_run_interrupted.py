@@ -74,6 +74,22 @@ def test_where_a_run_was_interrupted_is_said_in_the_trace_the_report_and_the_lis
     assert json.loads(CliRunner().invoke(cli, ["list", "--json"]).output)["runs"][0]["interrupted"] == told
 
 
+def test_the_seconds_after_a_deep_reply_are_not_silent() -> None:
+    told: list[str] = []
+
+    class Listening(workflow.Quiet):
+        def progress(self, sentence: str, fraction: float | None = None) -> None:
+            told.append(sentence)
+
+        def text(self, piece: str) -> None:
+            told.append(piece)
+
+    with ScriptedServer().on("POST", "/v1/chat/completions", WHOLE) as server:
+        endpoint = Endpoint(f"{server.url}/v1", model="m")
+        session.run_passes(session.Ask("Hi"), endpoint, mode="local", passes=(("once", True),), ui=Listening())
+    assert told == ["request", "Hel", "lo", "reading what was recorded"]
+
+
 def test_ctrl_c_while_the_trace_is_put_together_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     together = session.stitch
 
