@@ -55,6 +55,22 @@ def test_a_whole_result_is_joined_by_process(tmp_path: Path) -> None:
     recordings.check_tree(found.trace)
 
 
+def test_markers_are_called_by_their_text_and_mark_steps(tmp_path: Path) -> None:
+    """rocprofv3 names a range "roctxThreadRangeA" and keeps what the program wrote under its correlation id."""
+    tool = result()
+    ranges = {"kind": "MARKER_CORE_RANGE_API", "operations": ["roctxMarkA", "roctxThreadRangeA"]}
+    tool["strings"]["buffer_records"] += [{"kind": "KERNEL_DISPATCH", "operations": []}, ranges]
+    tool["strings"]["marker_api"] = [{"key": 900 + n, "value": f"step {n}"} for n in (4, 5)]
+    tool["buffer_records"]["marker_api"] = [
+        {"size": 56, "kind": 3, "operation": 1, "thread_id": 7, "correlation_id": {"internal": 900 + n, "external": 0},
+         "start_timestamp": 20_000 * (n - 4), "end_timestamp": 20_000 * (n - 3) - 1} for n in (4, 5)
+    ]  # fmt: skip
+    found = imported(tmp_path / "r.json", tool)
+    assert [(step["index"], step["name"], step["kernels"]) for step in found.steps] == [
+        (4, "step 4", 20), (5, "step 5", 20)]  # fmt: skip
+    assert "roctx" not in " ".join(found.trace.names)
+
+
 def test_a_cut_result_gives_what_came_before_the_cut(tmp_path: Path) -> None:
     whole = json.dumps({"rocprofiler-sdk-tool": [result()]}).encode()
     records = whole.index(b'"kernel_dispatch"')

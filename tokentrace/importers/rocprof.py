@@ -76,8 +76,14 @@ class _Operations(msgspec.Struct, gc=False):
     operations: list[str] = []
 
 
+class _Message(msgspec.Struct, gc=False):
+    key: int = 0  # the marker's correlation id
+    value: str = ""
+
+
 class _Strings(msgspec.Struct, gc=False):
     buffer_records: list[_Operations] = []
+    marker_api: list[_Message] = []
 
 
 class _Metadata(msgspec.Struct, gc=False):
@@ -167,11 +173,16 @@ def _tool(parts: Parts, number: int, tool: _Tool, lost: Lost) -> None:
     known = _list(tool.kernel_symbols, _Symbol, "kernel_symbols", lost)
     symbols = {symbol.kernel_id: symbol.formatted_kernel_name or symbol.kernel_name for symbol in known}
     process = _one(tool.metadata, _Metadata, "metadata", lost).pid
-    operations = _one(tool.strings, _Strings, "strings", lost).buffer_records
+    strings = _one(tool.strings, _Strings, "strings", lost)
+    operations = strings.buffer_records
+    # A marker's own text stands apart, under its correlation id; its operation is only "roctxThreadRangeA".
+    messages = {message.key: message.value for message in strings.marker_api}
 
-    def operation(record: _Record) -> str:
+    def operation(record: _Record, marker: bool = False) -> str:
         if record.name:
             return record.name
+        if marker and (text := messages.get(record.correlation_id.internal)):
+            return text
         names = operations[record.kind].operations if 0 <= record.kind < len(operations) else []
         return names[record.operation] if 0 <= record.operation < len(names) else f"operation {record.operation}"
 
@@ -209,7 +220,7 @@ def _tool(parts: Parts, number: int, tool: _Tool, lost: Lost) -> None:
             parts.add(
                 kind,
                 *_times(records),
-                name=_codes(parts.names, [operation(record) for record in records]),
+                name=_codes(parts.names, [operation(record, kind == gpu_events.ANNOTATION) for record in records]),
                 track=_codes(parts.tracks, [(process, record.thread_id) for record in records]),
                 correlation=keys(records),
             )
