@@ -121,13 +121,14 @@ class LocalEngine:
     def failure(self, wait_s: float = 0.5) -> EngineError | None:
         """Why the engine ended, or None when it lives.
 
-        For use after a connection broke; a process takes a moment to die, so `wait_s` is waited for that.
+        For use after a connection broke; a process takes a moment to die, so `wait_s` is waited for that. One that has
+        said why it ends needs not have ended: on a busy machine that takes longer.
         """
         if self._stopped:
             return None
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(wait_s)
-        if self.alive:
+        if self.alive and self._reported is None:
             return None
         for message in self._messages(0.0):
             self._note(message)
