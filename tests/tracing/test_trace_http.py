@@ -143,6 +143,15 @@ def test_httpx_is_put_back() -> None:
     assert (httpx.HTTPTransport.handle_request, httpx.AsyncHTTPTransport.handle_async_request) == before
 
 
+def test_a_failure_does_not_carry_the_prompt_that_the_server_repeats() -> None:
+    asked = {**STREAM, "messages": [{"role": "user", "content": "the canary prompt of a patient"}]}
+    refused = json_answer({"error": {"message": f"cannot parse {json.dumps(asked)}"}}, 400)
+    with server_with(refused) as server, tokentrace.trace() as t:
+        httpx.post(f"{server.url}/v1/chat/completions", json=asked)
+    (call,) = calls(t)
+    assert "cannot parse" in call.status_message and "canary" not in call.status_message
+
+
 def test_failures_reach_the_program_and_are_diagnosed() -> None:
     refused = json_answer({"error": {"message": f"Incorrect API key provided: {KEY}"}}, 401)
     with server_with(refused) as server, tokentrace.trace() as t:

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from tokentrace.client import keys
+from tokentrace.client import keys, private
 from tokentrace.client.chat import kept_headers, traceparent
 from tokentrace.client.chunks import parse_json
 from tokentrace.client.diagnose import diagnose, error_type
@@ -157,6 +157,9 @@ class Call:
             request.headers["traceparent"] = self.x.traceparent
         self.facts = Facts(self.x.url, self.x.url, self.wire, model=self.x.model)
         self.facts.key_sent = "authorization" in request.headers
+        self.facts.request_bytes = self.x.request_bytes
+        if asked is not None:
+            self.facts.private = private.texts([asked.get(name) for name in _ASKS])
         self.stage = block.current_stage()
         self._reply = Reply(self.x, self.facts)
         self._secrets = keys.secrets(dict(request.headers), parts.query)
