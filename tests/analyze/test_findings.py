@@ -268,6 +268,13 @@ def test_the_slowest_part_is_named_with_the_operator_inside() -> None:
     assert waiting.slowest == "`queue wait` (layer 6) took 900 ms, 94 % of the request."
 
 
+def test_a_reply_of_one_token_that_was_cut_off_is_counted_in_the_singular() -> None:
+    once = request_pass("once", steps=1)
+    assert once.exchange is not None
+    once.exchange.finish_reason = "length"
+    assert one(run([once]), "cut off at the token limit").evidence == "1 output token"
+
+
 def test_from_outside_the_server_the_slowest_is_the_wait_or_the_stream() -> None:
     for decode_ms, told in ((1, "The wait for the reply's first byte took 4"), (90, "The reply's stream took 18")):
         once = request_pass("once", deep=False, decode_ms=decode_ms)

@@ -63,7 +63,7 @@ def _reply_cut(trace: Trace, found: Analysis) -> Iterator[Finding]:
     facts = found.main.view.exchange
     if facts.get("finish_reason") == "length":
         count = facts.get("output_tokens")
-        text = f"{count} output tokens" if count is not None else ""
+        text = plural(count, "output token") if isinstance(count, int) else ""
         yield Finding(8, "The reply was cut off at the token limit.", text, "raise --max-tokens", "ok")
     asked = found.main.view.chat != NONE and trace.attributes(found.main.view.chat).get("gen_ai.operation.name")
     if asked and facts and found.main.view.whole and not facts.get("chunks"):
