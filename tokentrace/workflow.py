@@ -174,7 +174,7 @@ def _deliver(result: Run, settings: Settings) -> None:
         page = emit.format_of(settings.output) == "html" and len(result.trace) <= emit.MOST_ON_A_PAGE
         try:
             emit.save(result.trace if page else result.folded, settings.output, report=report)
-            report.files.append(str(settings.output))
+            report.files.append(str(settings.output.absolute()))  # the saved report is read from elsewhere too
         except (UsageError, ExportError) as error:
             result.export_error = error
     _send(result, settings.otlp)

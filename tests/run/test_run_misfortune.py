@@ -58,6 +58,19 @@ def test_what_cannot_work_is_told_before_a_request_is_paid(
     assert says in done.stderr
 
 
+def test_a_saved_report_finds_the_file_that_was_written_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ScriptedServer().on("POST", "/v1/chat/completions", GREETING) as server:
+        done = tokentrace(tmp_path / "data", "run", "Hi", "--url", f"{server.url}/v1", "--model", "m", "-q", "-o",
+                          "x.jsonl")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (saved,) = (tmp_path / "data" / "runs").glob("*/report.json")
+    files = orjson.loads(saved.read_bytes())["files"]
+    assert str(tmp_path / "x.jsonl") in files and all(Path(path).is_file() for path in files)
+
+
 def test_a_bad_variable_that_nobody_asked_for_is_a_warning(tmp_path: Path) -> None:
     bad = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}
     with ScriptedServer().on("POST", "/v1/chat/completions", GREETING) as server:
