@@ -128,7 +128,8 @@ def nginx(folder: Path, server: ScriptedServer) -> Iterator[str]:
             finally:
                 process.kill()
                 process.wait()
-        raise RuntimeError((folder / "error.log").read_text()[-2000:])
+        log = folder / "error.log"
+        raise RuntimeError(log.read_text()[-2000:] if log.exists() else "it wrote no log")
 
 
 def _listens(port: int, process: subprocess.Popen[bytes]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 
@@ -24,9 +25,12 @@ def before(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     elif PROGRAM is None:
         pytest.skip("nginx is not installed")
     else:
-        with behind() as server, nginx(tmp_path_factory.mktemp("nginx"), server) as url:
-            for limited in ("/503", "/429"):  # the first request is within the limit
-                say_hi(f"{url}{limited}/v1")
+        with contextlib.ExitStack() as stack:
+            server = stack.enter_context(behind())
+            try:
+                url = stack.enter_context(nginx(tmp_path_factory.mktemp("nginx"), server))
+            except RuntimeError as error:
+                pytest.skip(f"nginx does not start here: {error}")
             yield url
 
 
@@ -45,6 +49,8 @@ CHECKS = {
 
 @pytest.mark.parametrize("path", OWN)
 def test_what_nginx_answers_itself_is_said_of_nginx(before: str, path: str) -> None:
+    if path in ("/503", "/429"):
+        say_hi(f"{before}{path}/v1")  # one request a minute is within the limit
     found = error(f"{before}{path}/v1", **KEY)
     assert found.check == CHECKS[path], found
     assert "nginx" in str(found) and str(OWN[path]) in str(found)
