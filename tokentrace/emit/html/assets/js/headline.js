@@ -40,15 +40,16 @@ function oneCall(trace, call, go) {
   const known = (value) => value !== null && value !== undefined;
   const after = call.tokens.output - 1;
   const perToken = main ? median(report.token_times.map((token) => token.itl_ns)) : after > 0 && known(told.ttft_ns) ? (told.wall_ns - told.ttft_ns) / after : null;
-  const figure = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, ...unit(value)));
+  // A reply that came in one piece has no first token and no gaps.
+  const figure = (name, ns) => (known(ns) ? h("div", {}, h("dt", {}, name), h("dd", {}, ...unit(duration(ns)))) : null);
   return [
     h("h3", {}, `The call ${call.name}`, call.model ? h("span.hint", {}, `  ·  ${call.model}`) : null),
     talk(main ? report.prompt : "", call.reply),
     call.failed ? failure(main && report.error ? report.error : { message: call.failed }) : null,
     h("dl.figures.small", {}, [
-      figure("First token", duration(told.ttft_ns)),
-      figure(main ? "Per token, median" : "Per token after the first", duration(perToken)),
-      figure("Whole call", duration(told.wall_ns)),
+      figure("First token", told.ttft_ns),
+      figure(main ? "Per token, median" : "Per token after the first", perToken),
+      figure("Whole call", told.wall_ns),
       h("div", {}, h("dt", {}, "Tokens"), h("dd", {}, `${call.tokens.input ?? "?"} → ${call.tokens.output ?? "?"}`)),
     ]),
     main ? h("p.lead", {}, prose(report.slowest || "Nothing stands out."), " ", slowest ? jump(slowest, go) : null) : null,
