@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from tokentrace import agent
+from tokentrace.agent import core
 from tokentrace.agent.wrap import Hook, HookGroup
 
 
@@ -20,9 +21,15 @@ def work(number: int) -> int:
     return number + 1
 
 
+_AS_IT_WAS = work
+
+
 class Worker:
     def turn(self, number: int) -> int:
         return number * 2
+
+
+_TURN = vars(Worker)["turn"]
 
 
 class WorkGroup(HookGroup):
@@ -58,6 +65,7 @@ class WorkGroup(HookGroup):
 def main(path: str) -> None:
     agent.register_group("work", WorkGroup)
     agent.start(path)
+    core.here.thread  # noqa: B018 - known in the parent, for the child to be told apart
     threading.Thread(target=_work_on, daemon=True).start()
     print("ready", flush=True)
     for line in sys.stdin:
@@ -66,18 +74,23 @@ def main(path: str) -> None:
             child = os.fork()
             if child == 0:
                 here = agent.running()
-                wrapped = hasattr(sys.modules["agent_host"].work, "__wrapped__")
-                print(
-                    "child", os.getpid(), here.path if here else "none", "wrapped" if wrapped else "plain", flush=True
-                )
+                own = core.here.thread == threading.get_native_id()
+                print("child", os.getpid(), here.path if here else "none", _functions(), own, flush=True)
                 while here and os.getppid() == parent:  # for as long as anybody may want to ask it
                     time.sleep(0.05)
                 os._exit(0)
             os.waitpid(child, os.WNOHANG)
         if line.strip() == "state":
             here = agent.running()
-            wrapped = hasattr(sys.modules["agent_host"].work, "__wrapped__")
-            print("wrapped" if wrapped else "plain", len(here.recorder) if here else -1, len(here.groups), flush=True)
+            assert here is not None
+            print(_functions(), len(here.recorder), len(here.groups), flush=True)
+
+
+def _functions() -> str:
+    """ "plain" when the functions are the very objects that they were at the start."""
+    module = sys.modules["agent_host"]
+    same = module.work is module._AS_IT_WAS and vars(module.Worker)["turn"] is module._TURN
+    return "plain" if same else "wrapped"
 
 
 def _work_on() -> None:

@@ -11,11 +11,14 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tokentrace.agent import core
+from tokentrace.agent.control import Server
 from tokentrace.agent_client import AgentClient
 from tokentrace.errors import EngineError, ProbeUnavailable
 
@@ -67,6 +70,24 @@ def test_kill_9_of_the_client_puts_everything_back_and_frees_it(host: Host, fold
         again.begin_pass()
         again.enable("work")
         assert until(lambda: len(again.records("work")) > 3)
+
+
+def test_what_was_not_handed_over_is_freed_when_the_client_goes(server: Server) -> None:
+    class Thing:
+        """Something that a record keeps alive."""
+
+    with AgentClient.connect(server.path) as client:
+        client.begin_pass()
+        emit, thing = server.recorder.emitter("x"), Thing()
+        seen = weakref.ref(thing)
+        for n in range(3 * core.PIECE + 1):  # no group is on, so nothing is pushed
+            emit("y", n, n, 0, {"thing": thing})
+        del thing
+        assert len(server.recorder) == 3 * core.PIECE + 1 and seen() is not None
+    assert until(lambda: len(server.recorder) == 0)
+    assert until(lambda: seen() is None)
+    emit("y", 1, 1, 0, {})
+    assert len(server.recorder) == 0, "a call that ends after the client has gone writes nothing"
 
 
 def test_a_client_that_stands_still_is_given_up(host: Host, folder: Path) -> None:
@@ -132,8 +153,9 @@ def test_a_forked_child_has_plain_functions_and_an_agent_only_if_it_gets_a_socke
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write("fork\n")
         process.stdin.flush()
-        word, pid, where, functions = process.stdout.readline().split()
+        word, pid, where, functions, own_thread = process.stdout.readline().split()
         assert (word, functions) == ("child", "plain")
+        assert own_thread == "True", "the child's records would bear the parent's thread"
         if template:
             assert where == str(folder / f"a-{pid}.sock")
             with AgentClient.connect(where) as child:

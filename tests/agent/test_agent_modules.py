@@ -124,10 +124,21 @@ def test_what_is_recorded_keeps_no_tensor_alive() -> None:
     group.enable(lambda *record: None, {"model": model})
     run(model)
     gc.collect()
-    held = {id(o) for row in group._rows for o in row}
+    held = {id(o) for row in group._rows for o in row} | {id(shape) for shape in group._shapes}
     assert held
     assert not any(id(o) in held for o in gc.get_objects() if isinstance(o, torch.Tensor))
     group.disable()
+
+
+def test_the_garbage_collector_has_nothing_to_follow_in_what_is_recorded() -> None:
+    import gc
+
+    model, group = make("llama"), ModulesGroup()
+    group.enable(lambda *record: None, {"model": model})
+    run(model)
+    group.disable()
+    gc.collect()  # finds out that there is nothing to follow
+    assert len(group._rows) > 10 and not any(gc.is_tracked(row) for row in group._rows)
 
 
 def test_an_error_of_the_model_passes_and_leaves_no_row() -> None:

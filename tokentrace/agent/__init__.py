@@ -11,9 +11,10 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from threading import get_native_id
 from typing import TYPE_CHECKING
 
-from tokentrace.agent.core import AgentError, Emit, GroupUnavailable, Recorder, register_group, replace_groups
+from tokentrace.agent.core import AgentError, Emit, GroupUnavailable, Recorder, here, register_group, replace_groups
 
 if TYPE_CHECKING:
     from tokentrace.agent.control import Server
@@ -70,6 +71,7 @@ def running() -> Server | None:
 def _after_fork() -> None:
     """A forked child has the parent's wrappers and none of its threads."""
     global _server
+    here.thread = get_native_id()  # the forking thread has another one here
     server, _server = _server, None
     if server is None:
         return

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from threading import get_native_id
 from typing import Any
 
 from tokentrace.agent.batching_steps import API, CB, Step, StepsGroup, steps
-from tokentrace.agent.core import Emit
+from tokentrace.agent.core import Emit, here
 from tokentrace.agent.wrap import Hook
 
 _SCHEDULERS = tuple(f"{CB}.scheduler:{name}.schedule_batch" for name in ("FIFOScheduler", "PrefillFirstScheduler"))
@@ -69,7 +68,7 @@ class EngineGroup(StepsGroup):
             rid, ids = result, args[1] if len(args) > 1 else kwargs["input_ids"]
         else:
             rid, ids = args[1], args[2]
-        thread = get_native_id()
+        thread = here.thread
         self.emit("submit", start, end, thread, {"rid": rid, "tokens": len(ids)})
         kind, taken = self._handover.setdefault(rid, ("submit", end))
         if kind == "taken":
@@ -95,7 +94,7 @@ class EngineGroup(StepsGroup):
                 kind, submitted = self._handover.setdefault(rid, ("taken", start))
                 if kind == "submit":
                     del self._handover[rid]
-                    self.emit("wait", submitted, max(submitted, start), get_native_id(), {"rid": rid})
+                    self.emit("wait", submitted, max(submitted, start), here.thread, {"rid": rid})
         scheduler = args[0]
         step.schedule, step.batch = (start, end), batch
         step.info = {
@@ -119,7 +118,7 @@ class EngineGroup(StepsGroup):
         queue = getattr(processor, "input_queue", None)
         if queue is not None and "waiting" in step.info:
             step.info["waiting"] += queue.qsize()
-        thread = get_native_id()
+        thread = here.thread
         if step.schedule is not None:
             self.emit("schedule", *step.schedule, thread, {"index": step.index})
         if step.prepare is not None:
@@ -134,12 +133,12 @@ class EngineGroup(StepsGroup):
                 for one in step.batch:
                     if one.has_new_token and one.state.generated_tokens:
                         step.ids[one.state.request_id] = one.state.generated_tokens[-1]
-            self.emit("update", start, end, get_native_id(), {"index": step.index})
+            self.emit("update", start, end, here.thread, {"index": step.index})
 
     def step_ended(self, step: Step, start: int, end: int) -> None:
         if step.info:  # else the group was switched on in the middle of this step
             told = {"index": step.index, **step.info, "cached_tokens": step.cached, "ids": step.ids}
-            self.emit("step", start, end, get_native_id(), {**told, "preempted": step.preempted})
+            self.emit("step", start, end, here.thread, {**told, "preempted": step.preempted})
 
     def _finishes(self, args: Any, kwargs: Any) -> Any:
         return args[0].active_requests.get(args[1])
@@ -150,14 +149,14 @@ class EngineGroup(StepsGroup):
         if self._offloading or context is None:  # preempted, not finished; or not running any more
             return
         self._forget(args[1])
-        self.emit("finish", start, end, get_native_id(), _end_of(context))
+        self.emit("finish", start, end, here.thread, _end_of(context))
 
     def _cancelled(
         self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
     ) -> None:
         for state in result or ():
             self._forget(state.request_id)
-            self.emit("finish", start, end, get_native_id(), {**_end_of(state), "reason": "abort"})
+            self.emit("finish", start, end, here.thread, {**_end_of(state), "reason": "abort"})
 
     def _forget(self, rid: str) -> None:
         self._seen.discard(rid)

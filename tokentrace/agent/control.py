@@ -31,7 +31,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,9 @@ PUSH_S = 0.05
 SEND_S = 2.0
 #: A client that was refused has this long to take note.
 REFUSE_S = 0.2
-#: Records in one piece of JSON: the interpreter is held for less than a millisecond.
+#: Records in one piece of JSON, and token ids in them: making it is one call, which holds the interpreter.
 CHUNK = 200
+IDS = 2000
 #: A guest (see `leave`) that nobody has connected to for this long goes away by itself.
 ALONE_S = 30.0
 _HEAD = struct.Struct("!II")
@@ -261,11 +262,15 @@ class Server:
 
     def _push(self) -> None:
         assert self._client is not None
+        pause = 0.0
         while rows := self.recorder.take(CHUNK):
-            _send(self._client, {"push": "records", "rows": rows})
+            for piece in pieces(rows):
+                if pause:
+                    time.sleep(pause)  # lets the host's threads have the interpreter
+                pause = core.GAP_S
+                _send(self._client, {"push": "records", "rows": piece})
             if len(rows) < CHUNK:
                 return
-            time.sleep(0)  # lets the host's threads have the interpreter
 
     def _drop(self) -> None:
         """The client has gone: everything off, everything forgotten."""
@@ -312,8 +317,30 @@ def _open(group: Group) -> list[str]:
     return list(waiting()) if waiting is not None else []
 
 
+def pieces(rows: list[core.Row]) -> Iterator[list[core.Row]]:
+    """The same records, with about IDS token ids a piece: a prompt's record may have thousands of them, and a step's
+    has one for each request."""
+    first = ids = 0
+    for at in [at for at, row in enumerate(rows) if "ids" in row[5]]:
+        found = rows[at][5]["ids"]
+        if isinstance(found, dict):  # by request; a step has four of that kind
+            ids += 4 * len(found)
+        elif isinstance(found, (list, tuple)):
+            ids += len(found)
+        if ids >= IDS:
+            yield rows[first : at + 1]
+            first, ids = at + 1, 0
+    if first < len(rows):
+        yield rows[first:] if first else rows
+
+
+def packed(header: dict[str, Any]) -> bytes:
+    """As JSON. What the groups write has no circles."""
+    return _encode(header).encode("utf-8", "replace")
+
+
 def _send(connection: socket.socket, header: dict[str, Any], blob: bytes = b"") -> None:
-    text = json.dumps(header, default=_plain, separators=(",", ":")).encode("utf-8", "replace")
+    text = packed(header)
     try:
         connection.sendall(_HEAD.pack(len(text), len(blob)) + text)
         if blob:
@@ -331,6 +358,9 @@ def _plain(value: Any) -> Any:
         with contextlib.suppress(Exception):
             return index()
     return str(value)
+
+
+_encode = json.JSONEncoder(check_circular=False, default=_plain, separators=(",", ":")).encode
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:

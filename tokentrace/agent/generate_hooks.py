@@ -18,11 +18,10 @@ model on its own, and a forward pass inside compiled code is not seen as one. Ne
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from threading import get_native_id
 from typing import Any
 
 from tokentrace.agent import module_hooks, profile
-from tokentrace.agent.core import Emit, GroupUnavailable
+from tokentrace.agent.core import Emit, GroupUnavailable, here
 from tokentrace.agent.generate_run import GenerateGroup, Run, generation
 from tokentrace.agent.generate_text import TokenizerGroup
 from tokentrace.agent.wrap import install_all
@@ -32,7 +31,7 @@ class EngineGroup(GenerateGroup):
     """Layer 6: what there is of it without a queue. See the module's docstring."""
 
     def ended(self, run: Run, start: int, end: int) -> None:
-        thread, rid, batch = get_native_id(), run.rid, run.batch
+        thread, rid, batch = here.thread, run.rid, run.batch
         first = run.forwards[0][0] if run.forwards else end
         self.emit("submit", start, first, thread, {"rid": rid, "tokens": batch * run.prompt})
         new = _new_tokens(run)

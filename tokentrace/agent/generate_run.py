@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from itertools import count
-from threading import get_ident, get_native_id
+from threading import get_ident
 from typing import Any
 
-from tokentrace.agent.core import Emit
-from tokentrace.agent.model_hooks import call_attribute, describe
+from tokentrace.agent.core import Emit, here
+from tokentrace.agent.model_hooks import call_attribute, describe, device_name
 from tokentrace.agent.wrap import Hook, HookGroup, install_all
 
 _GENERATE = "transformers.generation.utils:GenerationMixin.generate"
@@ -111,10 +111,10 @@ class Generation:
         logits = getattr(result, "logits", None)
         if logits is not None:
             describe(data, logits, "out_")
-            data["device"] = str(logits.device)
+            data["device"] = device_name(logits.device)
         if error is not None:
             data["error"] = type(error).__name__
-        run.forwards.append((start, end, get_native_id(), data))
+        run.forwards.append((start, end, here.thread, data))
         for told in self.on_forward:
             told()
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from threading import get_native_id
 from typing import Any
 
+from tokentrace.agent.core import here
 from tokentrace.agent.generate_run import GenerateGroup, generation
 from tokentrace.agent.texts import MAX_IDS, MAX_TEXT, texts_of
 from tokentrace.agent.wrap import Hook
@@ -52,7 +52,7 @@ class TokenizerGroup(GenerateGroup):
                 data["text_out"] = text[:MAX_TEXT]
         if error is not None:
             data["error"] = type(error).__name__
-        self.emit("template", start, end, get_native_id(), data)
+        self.emit("template", start, end, here.thread, data)
 
     def _encoded(
         self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
@@ -71,7 +71,7 @@ class TokenizerGroup(GenerateGroup):
             data["count"], data["ids"] = len(ids), ids[:MAX_IDS]
         if error is not None:
             data["error"] = type(error).__name__
-        self.emit("encode", start, end, get_native_id(), data)
+        self.emit("encode", start, end, here.thread, data)
 
     def _read(
         self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
@@ -91,7 +91,7 @@ class TokenizerGroup(GenerateGroup):
             data["text"] = text[:MAX_TEXT]
         if error is not None:
             data["error"] = type(error).__name__
-        self.emit("decode", start, end, get_native_id(), data)
+        self.emit("decode", start, end, here.thread, data)
 
 
 def _flat(ids: Any) -> list[int] | None:

@@ -8,7 +8,9 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-SLICE = 4096
+from tokentrace.agent.core import GAP_S
+
+SLICE = 512
 
 # Column -> array type code: 64 bits for times, ids and sizes, 32 for codes and small numbers.
 _COLUMNS = {"start_ns": "q", "end_ns": "q", "thread": "q", "name": "i", "kind": "b", "device_type": "b", "shape": "i",
@@ -35,7 +37,7 @@ def read(events: Any) -> tuple[dict[str, list[str]], dict[str, array[int]]]:
     kind = type(events[0]) if len(events) else None
     for chunk in _slices(events):
         _read_chunk(kind, chunk, columns, codes)
-        time.sleep(0)  # lets another thread have the interpreter
+        time.sleep(GAP_S)  # lets another thread have the interpreter
     lists = {name: [str(v) for v in found] for name, found in codes.items()}
     lists["device_types"] = [v.rpartition(".")[2] for v in lists["device_types"]]
     return lists, columns

@@ -9,9 +9,9 @@
 
 from __future__ import annotations
 
-from threading import get_native_id
 from typing import Any
 
+from tokentrace.agent.core import here
 from tokentrace.agent.texts import MAX_IDS, MAX_TEXT, texts_of
 from tokentrace.agent.wrap import Call, Hook, HookGroup
 
@@ -56,18 +56,18 @@ class HttpGroup(HookGroup):
             if name in _HEADERS:  # no other header is looked at: they hold keys
                 data[name.decode("ascii")] = value.decode("ascii", "replace")
         data["status"] = context.status if context is not None else 0
-        self.emit("request", start, end, get_native_id(), _with_error(data, error))
+        self.emit("request", start, end, here.thread, _with_error(data, error))
 
     def _parsed(
         self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
     ) -> None:
-        self.emit("parse", start, end, get_native_id(), _with_error({"rid": args[1], "bytes": len(args[3])}, error))
+        self.emit("parse", start, end, here.thread, _with_error({"rid": args[1], "bytes": len(args[3])}, error))
 
     def _written(
         self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
     ) -> None:
         data = {"rid": args[1], "index": args[2], "bytes": len(args[3])}
-        self.emit("write", start, end, get_native_id(), _with_error(data, error))
+        self.emit("write", start, end, here.thread, _with_error(data, error))
 
 
 class _StatusSend:
@@ -105,7 +105,7 @@ class TokenizerGroup(HookGroup):
             data["chars_out"] = len(result)
             if self.options.get("text"):
                 data["text_out"] = result[:MAX_TEXT]
-        self.emit("template", start, end, get_native_id(), _with_error(data, error))
+        self.emit("template", start, end, here.thread, _with_error(data, error))
 
     def _encoded(
         self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
@@ -113,7 +113,7 @@ class TokenizerGroup(HookGroup):
         data: dict[str, Any] = {"rid": args[1], "chars": len(args[2])}
         if result is not None:
             data["count"], data["ids"] = len(result), result[:MAX_IDS]
-        self.emit("encode", start, end, get_native_id(), _with_error(data, error))
+        self.emit("encode", start, end, here.thread, _with_error(data, error))
 
     def _decoded(
         self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
@@ -123,7 +123,7 @@ class TokenizerGroup(HookGroup):
             data["chars"] = len(result)
             if self.options.get("text"):
                 data["text"] = result[:MAX_TEXT]
-        self.emit("decode", start, end, get_native_id(), _with_error(data, error))
+        self.emit("decode", start, end, here.thread, _with_error(data, error))
 
 
 def _with_error(data: dict[str, Any], error: BaseException | None) -> dict[str, Any]:

@@ -10,10 +10,10 @@ only; not run here) the ids of a step arrive one step later and are left out.
 from __future__ import annotations
 
 from collections import deque
-from threading import get_native_id
 from typing import Any
 
 from tokentrace.agent.batching_steps import CB, Step, StepsGroup, steps
+from tokentrace.agent.core import here
 from tokentrace.agent.wrap import Hook
 
 
@@ -64,10 +64,10 @@ class ModelGroup(StepsGroup):
         logits = getattr(result, "logits", None)
         if logits is not None:
             describe(data, logits, "out_")
-            data["device"] = str(logits.device)
+            data["device"] = device_name(logits.device)
         if error is not None:
             data["error"] = type(error).__name__
-        self.emit("forward", start, end, get_native_id(), data)
+        self.emit("forward", start, end, here.thread, data)
 
     def _sampled(
         self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
@@ -76,8 +76,8 @@ class ModelGroup(StepsGroup):
         if step is None or step.index < 0:
             return
         scores = args[1]
-        data = {"index": step.index, "shape": tuple(scores.shape), "dtype": dtype_name(scores.dtype), "ids": {}}
-        self._samples.append((step.index, start, end, get_native_id(), data))
+        data = {"index": step.index, "shape": scores.shape, "dtype": dtype_name(scores.dtype), "ids": {}}
+        self._samples.append((step.index, start, end, here.thread, data))
 
     def _read_back(
         self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
@@ -98,6 +98,7 @@ class ModelGroup(StepsGroup):
 
 
 _dtype_names: dict[Any, str] = {}
+_device_names: dict[Any, str] = {}
 
 
 def dtype_name(dtype: Any) -> str:
@@ -108,9 +109,17 @@ def dtype_name(dtype: Any) -> str:
     return name
 
 
+def device_name(device: Any) -> str:
+    """torch.device as "cuda:0"."""
+    name = _device_names.get(device)
+    if name is None:
+        name = _device_names[device] = str(device)
+    return name
+
+
 def describe(data: dict[str, Any], tensor: Any, prefix: str = "") -> None:
-    """Shape and dtype, under names that begin with the prefix."""
-    data[f"{prefix}shape"], data[f"{prefix}dtype"] = tuple(tensor.shape), dtype_name(tensor.dtype)
+    """Shape (torch's own tuple) and dtype, under names that begin with the prefix."""
+    data[prefix + "shape"], data[prefix + "dtype"] = tensor.shape, dtype_name(tensor.dtype)
 
 
 def call_attribute(module: Any) -> str:

@@ -13,19 +13,22 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import wraps
-from threading import get_native_id
+from itertools import count
 from time import time_ns
 from typing import Any
 
-from tokentrace.agent.core import Bulk, GroupUnavailable, running_engine
+from tokentrace.agent.core import GAP_S, Bulk, GroupUnavailable, here, running_engine
 from tokentrace.agent.model_hooks import call_attribute, dtype_name
 from tokentrace.agent.wrap import Hook, HookGroup
 
-MAX_ROWS = 1_000_000
+MAX_ROWS = 500_000  # about 100 MB
 _CODES = ("name", "in_shape", "in_dtype", "out_shape", "dtype")
-_Row = tuple[int, int, int, int, Any, Any, Any, Any]
+#: (part, start_ns, end_ns, thread, code of the shape, dtype, code of the result's shape, its dtype). Nothing in it is
+#: followed by the garbage collector, which could otherwise be called upon by a long reply's rows alone.
+_Row = tuple[int, int, int, int, int, Any, int, Any]
 
 
 class ModulesGroup(HookGroup):
@@ -33,7 +36,8 @@ class ModulesGroup(HookGroup):
 
     def __init__(self) -> None:
         super().__init__()
-        self._rows: list[_Row] = []
+        self._rows: deque[_Row] = deque()
+        self._shapes = _Codes()
         self._parts: list[tuple[str, str]] = []  # (name, path)
         self._device = ""
         self._dropped = 0
@@ -67,16 +71,18 @@ class ModulesGroup(HookGroup):
         return {"parts": len(self._hooks)}
 
     def bulk(self) -> list[Bulk]:
-        rows = self._rows[:]
-        del self._rows[: len(rows)]
+        waiting, take = len(self._rows), self._rows.popleft
         dropped, self._dropped = self._dropped, 0
-        if not rows and not dropped:
+        if not waiting and not dropped:
             return []
+        known = {code: shape for shape, code in list(self._shapes.items())}
         shapes: dict[Any, int] = {}
         dtypes: dict[Any, int] = {}
         columns = {name: array("q") for name in ("start_ns", "end_ns", "thread")}
         columns.update((name, array("i")) for name in _CODES)
-        for at, (index, start, end, thread, in_shape, in_dtype, out_shape, out_dtype) in enumerate(rows):
+        for at in range(waiting):
+            index, start, end, thread, in_code, in_dtype, out_code, out_dtype = take()
+            in_shape, out_shape = known[in_code], known[out_code]
             columns["start_ns"].append(start)
             columns["end_ns"].append(end)
             columns["thread"].append(thread)
@@ -85,8 +91,8 @@ class ModulesGroup(HookGroup):
             columns["in_dtype"].append(dtypes.setdefault(in_dtype, len(dtypes)))
             columns["out_shape"].append(shapes.setdefault(out_shape, len(shapes)))
             columns["dtype"].append(dtypes.setdefault(out_dtype, len(dtypes)))
-            if at % 1000 == 999:
-                time.sleep(0)  # lets the engine's thread have the interpreter
+            if at % 500 == 499:
+                time.sleep(GAP_S)  # lets the engine's thread have the interpreter
         header = {
             "names": [name for name, _ in self._parts],
             "paths": [path for _, path in self._parts],
@@ -98,7 +104,7 @@ class ModulesGroup(HookGroup):
         return [(header, {name: (column.typecode, column.tobytes()) for name, column in columns.items()})]
 
     def _maker(self, index: int) -> Callable[[Hook, Callable[..., Any]], Callable[..., Any]]:
-        rows, append, thread, wanted = self._rows, self._rows.append, get_native_id, self.wanted
+        rows, append, shapes, wanted = self._rows, self._rows.append, self._shapes, self.wanted
 
         def make(hook: Hook, function: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(function)
@@ -113,11 +119,11 @@ class ModulesGroup(HookGroup):
                     if taken is None:
                         taken = _first_tensor(kwargs)
                     given = result[0] if type(result) is tuple else result
-                    # A torch.Size keeps no tensor alive and is written out later.
                     if len(rows) < MAX_ROWS:
                         append(
-                            (index, start, end, thread(), getattr(taken, "shape", None), getattr(taken, "dtype", None),
-                             getattr(given, "shape", None), getattr(given, "dtype", None))
+                            (index, start, end, here.thread,
+                             shapes[getattr(taken, "shape", None)], getattr(taken, "dtype", None),
+                             shapes[getattr(given, "shape", None)], getattr(given, "dtype", None))
                         )  # fmt: skip
                     else:
                         self._dropped += 1
@@ -128,6 +134,17 @@ class ModulesGroup(HookGroup):
             return call
 
         return make
+
+
+class _Codes(dict[Any, int]):
+    """value -> a number of its own, without a lock for several threads. A torch.Size keeps no tensor alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = count()
+
+    def __missing__(self, value: Any) -> int:
+        return self.setdefault(value, next(self._next))
 
 
 def _first_tensor(kwargs: dict[str, Any]) -> Any:

@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import wraps
 from itertools import count
-from threading import get_native_id
 from time import time_ns
 from typing import Any
 
+from tokentrace.agent.core import here
 from tokentrace.agent.texts import MAX_IDS, MAX_TEXT, texts_of
 from tokentrace.agent.vllm_request import Arrival, Decoding, Render, Send
 from tokentrace.agent.vllm_spine import MARK, Make, spine
@@ -136,7 +136,7 @@ class Api:
         """The handler proper begins: what came before was reading the body and checking it."""
         arrival = _current.get()
         if arrival is not None:
-            arrival.emit("http", "parse", arrival.start_ns, time_ns(), get_native_id(), {})
+            arrival.emit("http", "parse", arrival.start_ns, time_ns(), here.thread, {})
 
     # --- template and tokenizer
 
@@ -154,7 +154,7 @@ class Api:
     ) -> None:
         arrival = _current.get()
         if arrival is not None:
-            arrival.emit("tokenizer", "render", start, end, get_native_id(), {})
+            arrival.emit("tokenizer", "render", start, end, here.thread, {})
 
     def _watch_submit(self, hook: Hook, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
@@ -214,7 +214,7 @@ class Api:
     ) -> None:
         if error is not None:
             data["error"] = type(error).__name__
-        arrival, thread = _current.get(), get_native_id()
+        arrival, thread = _current.get(), here.thread
         if arrival is not None:
             arrival.emit("tokenizer", name, start, end, thread, data)
         elif spine.selection.all:
@@ -283,7 +283,7 @@ class Api:
         if ids is not None:
             data["tokens"] = len(ids)
         first = arrival.processing_ns or arrival.bound_ns or start
-        spine.emit("engine", "submit", min(first, start), end, get_native_id(), data)
+        spine.writer("engine")("submit", min(first, start), end, here.thread, data)
 
     # --- and out of it
 
@@ -293,6 +293,7 @@ class Api:
         if not self.by_rid:
             return
         outputs = kwargs.get("engine_core_outputs") or args[1]
+        thread, write = here.thread, spine.writer("engine")
         for output in outputs:
             rid = output.request_id
             arrival = self.by_rid.get(rid)
@@ -301,7 +302,7 @@ class Api:
             index = arrival.outputs.get(rid, 0)
             data = {"rid": rid, "index": index, "tokens": len(output.new_token_ids or ())}
             arrival.outputs[rid] = index + 1
-            spine.emit("engine", "output", start, end, get_native_id(), data)
+            write("output", start, end, thread, data)
             if getattr(output, "finish_reason", None) is not None:
                 self._ended(rid, arrival)
 
@@ -320,15 +321,19 @@ class Api:
 
         @wraps(function)
         def update(detokenizer: Any, new_token_ids: Any, *args: Any, **kwargs: Any) -> Any:
-            if not known or not hook.active or id(detokenizer) not in known:
+            decoding = known.get(id(detokenizer)) if known and hook.active else None
+            if decoding is None:
                 return function(detokenizer, new_token_ids, *args, **kwargs)
-            before = len(getattr(detokenizer, "output_text", ""))
-            ids = list(new_token_ids)
+            try:
+                before, ids = len(detokenizer.output_text), list(new_token_ids)
+            except Exception as error:  # noqa: BLE001 - nothing of ours may reach the server
+                hook.fail(error)
+                return function(detokenizer, new_token_ids, *args, **kwargs)
             start = time_ns()
             result = function(detokenizer, new_token_ids, *args, **kwargs)
             end = time_ns()
             try:
-                known[id(detokenizer)].decoded(start, end, ids, detokenizer.output_text[before:])
+                decoding.decoded(start, end, ids, before)
             except Exception as error:  # noqa: BLE001 - nothing of ours may reach the server
                 hook.fail(error)
             return result

@@ -16,10 +16,10 @@ What a version cannot tell is left out of the record, never written as 0.
 from __future__ import annotations
 
 import os
-from threading import get_native_id
 from time import time_ns
 from typing import Any
 
+from tokentrace.agent.core import here
 from tokentrace.agent.vllm_spine import MARK, Make, spine
 from tokentrace.agent.wrap import Hook
 
@@ -71,7 +71,7 @@ class Core:
     ) -> None:
         request = kwargs.get("request") or args[1]
         if is_marked(request):
-            spine.emit("engine", "receive", start, end, get_native_id(), {"rid": request.request_id})
+            spine.writer("engine")("receive", start, end, here.thread, {"rid": request.request_id})
 
     def _queues(self, args: Any, kwargs: Any) -> None:
         request = kwargs.get("request") or args[1]
@@ -88,7 +88,7 @@ class Core:
         ours = [rid for rid in marked if rid in tokens]
         if not ours:
             return
-        scheduler, thread = args[0], get_native_id()
+        scheduler, thread, write = args[0], here.thread, spine.writer("engine")
         index = self._next
         self._next += 1
         setattr(result, MARK, (os.getpid(), index))
@@ -97,19 +97,19 @@ class Core:
             queued = marked[rid]
             if queued:
                 marked[rid] = 0
-                spine.emit("engine", "wait", queued, max(queued, start), thread, {"rid": rid})
+                write("wait", queued, max(queued, start), thread, {"rid": rid})
         preempted, self._preempted = self._preempted, []
         if len(self.steps) >= _MAX_STEPS:
             self.steps.clear()
         self.steps[index] = _Step(start, ours, _told(scheduler, result, ours, preempted))
-        spine.emit("engine", "schedule", start, end, thread, {"index": index})
+        write("schedule", start, end, thread, {"index": index})
 
     def _dispatched(
         self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
     ) -> None:
         mark = getattr(kwargs.get("scheduler_output") or args[1], MARK, None)
         if mark is not None:
-            spine.emit("engine", "dispatch", start, end, get_native_id(), {"index": mark[1]})
+            spine.writer("engine")("dispatch", start, end, here.thread, {"index": mark[1]})
 
     def _updated(
         self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
@@ -122,12 +122,12 @@ class Core:
             return
         output = kwargs.get("model_runner_output") or args[2]
         ids, counts = _sampled(output, step.ours)
-        thread = get_native_id()
-        spine.emit("engine", "update", start, end, thread, {"index": mark[1]})
+        thread, write = here.thread, spine.writer("engine")
+        write("update", start, end, thread, {"index": mark[1]})
         told = {"index": mark[1], **step.info, "ids": ids, "tokens_out": counts}
         if error is not None:
             told["error"] = type(error).__name__
-        spine.emit("engine", "step", step.start, end, thread, told)
+        write("step", step.start, end, thread, told)
 
     def _preempts(self, args: Any, kwargs: Any) -> None:
         request = kwargs.get("request") or args[1]
@@ -150,7 +150,7 @@ class Core:
         reason = request.get_finished_reason()
         if reason is not None:
             data["reason"] = str(reason)
-        spine.emit("engine", "finish", start, end, get_native_id(), data)
+        spine.writer("engine")("finish", start, end, here.thread, data)
 
 
 def is_marked(request: Any) -> bool:
@@ -168,11 +168,12 @@ def _told(scheduler: Any, output: Any, ours: list[str], preempted: list[str]) ->
         "batch": len(tokens),
         "tokens": output.total_num_scheduled_tokens,
         "cached_tokens": {rid: new[rid] for rid in ours if rid in new},
-        "preempted": sorted({*preempted, *(set(ours) & set(getattr(output, "preempted_req_ids", None) or ()))}),
+        "preempted": preempted,
     }
-    context_phase = getattr(cached, "is_context_phase", None)
-    if callable(context_phase):
-        prefilling = sum(rid in new or bool(context_phase(rid)) for rid in tokens)
+    if others := getattr(output, "preempted_req_ids", None):
+        told["preempted"] = sorted({*preempted, *(set(ours) & set(others))})
+    prefilling = _prefilling(tokens, new, cached)
+    if prefilling is not None:
         told["phase"] = "decode" if not prefilling else "prefill" if prefilling == len(tokens) else "mixed"
     counts = getattr(scheduler, "get_request_counts", None)
     if callable(counts):
@@ -182,6 +183,15 @@ def _told(scheduler: Any, output: Any, ours: list[str], preempted: list[str]) ->
         total = pool.num_gpu_blocks - 1  # one is the null block, which nobody gets
         told["kv_used"], told["kv_total"] = total - pool.get_num_free_blocks(), total
     return told
+
+
+def _prefilling(tokens: Any, new: Any, cached: Any) -> int | None:
+    """How many requests of a step have given no token yet; None when this version does not say."""
+    given = getattr(cached, "num_output_tokens", None)
+    if isinstance(given, list) and len(new) + len(given) == len(tokens):  # one look, however large the batch is
+        return len(new) + given.count(0)
+    context_phase = getattr(cached, "is_context_phase", None)
+    return sum(rid in new or bool(context_phase(rid)) for rid in tokens) if callable(context_phase) else None
 
 
 def _sampled(output: Any, ours: list[str]) -> tuple[dict[str, int], dict[str, int]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tokentrace.agent import module_hooks
-from tokentrace.agent.core import Bulk, Emit, GroupUnavailable
+from tokentrace.agent.core import Bulk, Emit, GroupUnavailable, nowhere
 from tokentrace.agent.vllm_spine import spine
 from tokentrace.agent.vllm_worker import Work, model_of, works
 from tokentrace.agent.wrap import Hook, note_fault
@@ -65,7 +65,7 @@ class ModulesGroup(module_hooks.ModulesGroup):
         if self._model is None:
             return
         try:
-            super().enable(_nowhere)
+            super().enable(nowhere)  # it has columns, no records
         except Exception as error:  # noqa: BLE001 - this runs on the engine's thread
             note_fault("modules", error, True)
 
@@ -83,7 +83,3 @@ def parts(model: Any) -> Iterator[tuple[str, str, Any]]:
             continue
         # vLLM's models do not give their embedding like Hugging Face's do.
         yield "embed_tokens" if "Embedding" in type(module).__name__ and last == "embed_tokens" else name, path, module
-
-
-def _nowhere(name: str, start_ns: int, end_ns: int, thread: int, data: dict[str, Any]) -> None:
-    """This group has columns, no records."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from threading import get_native_id
 from time import time_ns
 from typing import Any
 
+from tokentrace.agent.core import here
 from tokentrace.agent.texts import MAX_TEXT
 from tokentrace.agent.vllm_spine import spine
 from tokentrace.agent.wrap import Hook
@@ -25,7 +25,7 @@ class Arrival:
         self.traceparent, self.method, self.path = traceparent, method, path
         self.status = self.chunks = 0
         self.outputs: dict[str, int] = {}  # by the engine's id
-        self.start_ns, self.thread = time_ns(), get_native_id()
+        self.start_ns, self.thread = time_ns(), here.thread
         self.processing_ns = self.bound_ns = 0
         self.held: list[tuple[str, str, int, int, int, dict[str, Any]]] = []
         self.emits = spine.emits  # as it was then: what has begun is written down to its end
@@ -63,23 +63,27 @@ class Render:
 class Decoding:
     """One reply's detokenizer; it is kept, so that the `id` by which it is known stays its own."""
 
-    __slots__ = ("arrival", "detokenizer", "index", "rid")
+    __slots__ = ("arrival", "detokenizer", "index", "rid", "write")
 
     def __init__(self, arrival: Arrival, rid: str, detokenizer: Any) -> None:
         self.arrival, self.rid, self.detokenizer = arrival, rid, detokenizer
         self.index = 0
+        self.write = arrival.emits.get("tokenizer")
 
-    def decoded(self, start: int, end: int, ids: list[int], text: str) -> None:
-        write = self.arrival.emits.get("tokenizer")
-        if not ids or write is None:
+    def decoded(self, start: int, end: int, ids: list[int], before: int) -> None:
+        """These tokens have been added to a text that had `before` characters."""
+        if not ids or self.write is None:
             return
-        data: dict[str, Any] = {"rid": self.rid, "index": self.index, "id": int(ids[-1]), "chars": len(text)}
+        text = self.detokenizer.output_text
+        # A stop string that is complete takes characters away again.
+        data: dict[str, Any] = {"rid": self.rid, "index": self.index, "id": int(ids[-1]),
+                                "chars": max(0, len(text) - before)}  # fmt: skip
         if len(ids) > 1:
             data["ids"] = [int(one) for one in ids]
         if spine.text:
-            data["text"] = text[:MAX_TEXT]
+            data["text"] = text[before : before + MAX_TEXT]
         self.index += len(ids)
-        write("decode", start, end, get_native_id(), data)
+        self.write("decode", start, end, here.thread, data)
 
 
 class Send:
@@ -100,6 +104,6 @@ class Send:
             elif message.get("body"):
                 data = {"index": arrival.chunks, "bytes": len(message["body"])}
                 arrival.chunks += 1
-                arrival.emit("http", "write", start, time_ns(), get_native_id(), data)
+                arrival.emit("http", "write", start, time_ns(), here.thread, data)
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the server
             self._hook.fail(error)

@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any
 
 from tokentrace.agent import vllm_names
-from tokentrace.agent.core import Emit, GroupUnavailable
+from tokentrace.agent.core import Emit, GroupUnavailable, nowhere
 from tokentrace.agent.wrap import Hook
 
 #: The key in `trace_headers`, and the attribute of a SchedulerOutput: (pid of the scheduler's process, step index).
@@ -109,10 +109,9 @@ class Spine:
         if not self.emits and self._chosen is None:
             self.choose(None)
 
-    def emit(self, group: str, name: str, start: int, end: int, thread: int, data: dict[str, Any]) -> None:
-        emit = self.emits.get(group)
-        if emit is not None:
-            emit(name, start, end, thread, data)
+    def writer(self, group: str) -> Emit:
+        """Where the records of a group go now."""
+        return self.emits.get(group, nowhere)
 
     def refresh(self) -> None:
         """Watch what has been loaded meanwhile: an engine that is starting loads its parts one after the other. Called

@@ -17,11 +17,12 @@ import sys
 import weakref
 from collections.abc import Callable
 from functools import wraps
-from threading import get_ident, get_native_id
+from threading import get_ident
 from time import time_ns
 from typing import Any
 
-from tokentrace.agent.model_hooks import describe
+from tokentrace.agent.core import here
+from tokentrace.agent.model_hooks import describe, device_name
 from tokentrace.agent.vllm_spine import MARK, Make, spine
 from tokentrace.agent.wrap import Hook
 
@@ -129,8 +130,7 @@ class Works:
 
     def _ends(self, work: Work) -> None:
         self.now.pop(get_ident(), None)
-        data = {**work.key, "rank": rank()}
-        spine.emit("model", "work", work.start, time_ns(), get_native_id(), data)
+        spine.writer("model")("work", work.start, time_ns(), here.thread, {**work.key, "rank": rank()})
         for told in self.on_end:
             told(work)
 
@@ -146,7 +146,7 @@ class Works:
     ) -> None:
         work = self.current()
         if work is not None:
-            spine.emit("engine", "prepare", start, end, get_native_id(), work.key)
+            spine.writer("engine")("prepare", start, end, here.thread, work.key)
 
     def _watch_model(self, runner: Any) -> None:
         """The model is known only now: watch the calls of this one object, once."""
@@ -178,10 +178,10 @@ class Works:
         given = result[0] if isinstance(result, tuple) else result
         if hasattr(given, "shape"):
             describe(data, given, "out_")
-            data["device"], data["out"] = str(given.device), "hidden states"
+            data["device"], data["out"] = device_name(given.device), "hidden states"
         if error is not None:
             data["error"] = type(error).__name__
-        spine.emit("model", "forward", start, end, get_native_id(), data)
+        spine.writer("model")("forward", start, end, here.thread, data)
 
     def _headed(
         self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
@@ -195,8 +195,8 @@ class Works:
             describe(data, taken, "in_")
         if hasattr(result, "shape"):
             describe(data, result, "out_")
-            data["device"] = str(result.device)
-        spine.emit("model", "logits", start, end, get_native_id(), data)
+            data["device"] = device_name(result.device)
+        spine.writer("model")("logits", start, end, here.thread, data)
 
     def _sampled(
         self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
@@ -210,7 +210,7 @@ class Works:
             scores = args[1] if len(args) > 1 else None
         if scores is not None:
             describe(data, scores)
-        spine.emit("model", "sample", start, end, get_native_id(), data)
+        spine.writer("model")("sample", start, end, here.thread, data)
 
 
 def model_of(runner: Any) -> Any:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from time import time_ns
 from typing import Any
 
-from tokentrace.agent.core import Emit, GroupUnavailable
+from tokentrace.agent.core import Emit, GroupUnavailable, nowhere
 
 STRIKES = 3
 _ABSENT = object()
@@ -367,7 +367,7 @@ class HookGroup:
     needed: tuple[str, ...] = ()
 
     def __init__(self) -> None:
-        self.emit: Emit = _nowhere
+        self.emit: Emit = nowhere
         self.options: Mapping[str, Any] = {}
         self.missing: list[str] = []
         self._hooks: list[Hook] = []
@@ -392,7 +392,3 @@ class HookGroup:
 
     def facts(self) -> dict[str, Any]:
         return {"missing": self.missing}
-
-
-def _nowhere(name: str, start_ns: int, end_ns: int, thread: int, data: dict[str, Any]) -> None:
-    """Where records go before a group was ever switched on."""
