@@ -116,9 +116,23 @@ def test_attaching_again_and_again_disturbs_no_stream(server: VllmServer, plain:
     assert server.answers() and attach.find(server.url).sockets == {}
 
 
+_begun: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def _no_command_left() -> Iterator[None]:
+    """One that a failed test left attached would refuse the tests after it."""
+    yield
+    for process in _begun:
+        process.kill()
+        process.wait()
+    _begun.clear()
+
+
 def tokentrace(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", "from tokentrace.cli import main; main()", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    _begun.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    return _begun[-1]
 
 
 def test_the_command_traces_a_prompt_and_leaves(server: VllmServer, tmp_path: Path) -> None:
