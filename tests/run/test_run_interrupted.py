@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +103,20 @@ def test_ctrl_c_while_the_trace_is_put_together_loses_nothing(monkeypatch: pytes
     outcome = run(StoppedAt())
     assert outcome.interrupted and list(outcome.exchanges) == ["cold", "warm", "deep"]
     assert "tokentrace.interrupted" not in outcome.trace.attributes(0), "nothing is missing"
+
+
+_INTERRUPTED_IMPORT = """
+import os, runpy, signal, sys
+class Interrupts:
+    def find_spec(self, name, *rest):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupts())
+sys.argv = ["tokentrace", "layers"]
+runpy.run_module("tokentrace", run_name="__main__")
+"""
+
+
+def test_ctrl_c_while_the_program_is_still_loading_prints_no_traceback() -> None:
+    ended = subprocess.run([sys.executable, "-c", _INTERRUPTED_IMPORT], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
