@@ -277,9 +277,12 @@ class User:
 
 def _can_write(folder: CacheFolder, path: Path, user: User | None) -> None:
     """Could the user write there, creating the folder if need be? Asks the nearest folder that exists."""
-    place = next((p for p in (path, *path.parents) if p.exists()), None)
+    place = next((p for p in (path, *path.parents) if p.exists() or _nowhere(p, path, folder)), None)
     if place is None:
         folder.writable, folder.why_not = False, "nothing of that path exists"
+        return
+    if not place.exists():
+        folder.writable, folder.why_not = False, f"{place} is a link that leads nowhere, where no folder can be made"
         return
     facts = place.stat()
     folder.owner = facts.st_uid
@@ -304,6 +307,11 @@ def _can_write(folder: CacheFolder, path: Path, user: User | None) -> None:
         folder.why_not = (
             f"{name} belongs to user {facts.st_uid} (mode {facts.st_mode & 0o7777:04o}), {who} may not write"
         )
+
+
+def _nowhere(place: Path, path: Path, folder: CacheFolder) -> bool:
+    """A link to what is not there, or in a circle. In another root links are followed from the wrong place."""
+    return str(path) == folder.path and place.is_symlink()
 
 
 def _told(told: str, path: Path, place: Path) -> str:

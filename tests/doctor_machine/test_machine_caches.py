@@ -46,6 +46,34 @@ def test_a_file_in_the_way_is_told_with_the_variable_to_set(tmp_path: Path) -> N
     assert result.detail.endswith(f"cannot be used: triton ({tmp_path}/file is no folder)")  # the cause too
 
 
+def test_the_variable_above_is_named_and_not_home(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = look({"HOME": str(tmp_path), "XDG_CACHE_HOME": f"{tmp_path}/file", "TMPDIR": str(tmp_path)})["TT201"]
+    assert result.status == "fail" and f"XDG_CACHE_HOME is {tmp_path}/file" in result.detail
+    assert "HOME is " not in result.detail.replace("XDG_CACHE_HOME", "") and "export XDG_CACHE_HOME=" in result.fix
+
+
+def test_a_relative_home_is_named_once_and_not_each_folder_below_it(tmp_path: Path) -> None:
+    result = look({"HOME": "rel/home", "TMPDIR": str(tmp_path)})["TT201"]
+    assert result.status == "warn" and result.detail.startswith("HOME=rel/home is a relative path")
+    assert result.fix == "set HOME to a path that begins with /"
+
+
+@pytest.mark.parametrize("target", ["circle", "gone/x"])
+def test_a_link_that_leads_nowhere_cannot_be_used(tmp_path: Path, target: str) -> None:
+    link = tmp_path / "circle"
+    link.symlink_to(tmp_path / target)
+    with pytest.raises(OSError):
+        os.makedirs(link, exist_ok=True)  # what triton does
+    for path in (link, link / "below"):
+        result = look({"HOME": str(tmp_path), "TRITON_CACHE_DIR": str(path)})["TT201"]
+        assert result.status == "fail" and f"{link} is a link that leads nowhere" in result.detail
+    (tmp_path / "real").mkdir()
+    good = tmp_path / "good"
+    good.symlink_to(tmp_path / "real")
+    assert look({"HOME": str(tmp_path), "TRITON_CACHE_DIR": str(good)})["TT201"].status == "ok"
+
+
 def test_good_caches_are_told_with_size_and_age(tmp_path: Path) -> None:
     day = time.time() - 86_400
     for name in ("ind", "tri", "proc"):

@@ -27,6 +27,8 @@ _PASSED_OVER = (
     ("TRITON_ALWAYS_COMPILE", ("1", "true", "yes", "on", "y"), "triton"),
     ("TORCHINDUCTOR_FX_GRAPH_CACHE", ("0",), "inductor"),
 )
+#: The variables that several default folders lie below, the nearest first, each with a value that mostly works.
+_ABOVE = {"XDG_CACHE_HOME": "/var/tmp/cache", "HOME": "/tmp"}
 #: One compilation of a large model writes some hundred MB.
 _LITTLE_BYTES = 2**30
 _LITTLE_SHARE = 0.02
@@ -80,28 +82,37 @@ def writable(found: Sequence[CacheFolder], view: View) -> Result:
     if not bad:
         return ok("TT201", f"{plural(len(found), 'cache')} of compiled code can be written", *table(found))
     lines = [f"{folders.named(f)}: {f.problem or f.why_not}" for f in bad]
+    above = {name: [f for f in bad if _above(f, view.environ) == name] for name in _ABOVE}
     if all(f.problem == RELATIVE for f in bad):
-        return _relative(bad, lines)
-    home = view.environ.get("HOME", "")
-    by_home = [f for f in bad if f.source == "default" and home and f.path.startswith(home.rstrip("/") + "/")]
-    detail = f"{plural(len(bad), 'cache')} of compiled code cannot be used: {_each(bad, by_home)}"
-    fixes = [f"export {f.variable}={_example(f)}" for f in bad if f not in by_home]
-    if by_home:
-        whose = f"HOME is {home or 'not set'}, which {view.whose} cannot write"
-        detail += f" ({whose})"
-        one = f"export {by_home[0].variable}={_example(by_home[0])}"
-        fixes.insert(0, one if len(by_home) == 1 else "set HOME to a folder that can be written: export HOME=/tmp")
+        return _relative(bad, above, view.environ, lines)
+    below = [f for name in _ABOVE for f in above[name]]
+    detail = f"{plural(len(bad), 'cache')} of compiled code cannot be used: {_each(bad, below)}"
+    fixes = [f"export {f.variable}={_example(f)}" for f in bad if f not in below]
+    for name, those in above.items():
+        if not those:
+            continue
+        detail += f" ({name} is {view.environ[name]}, which {view.whose} cannot write)"
+        one = f"export {those[0].variable}={_example(those[0])}"
+        both = f"set {name} to a folder that can be written: export {name}={_ABOVE[name]}"
+        fixes.insert(0, one if len(those) == 1 else both)
     breaks = [f for f in bad if f.compiler in folders.RAISING and not f.files and f.problem != RELATIVE]
     return Result("TT201", "fail" if breaks else "warn", detail, "; ".join(dict.fromkeys(fixes)), tuple(lines),
                   ENGINE_DOWN if breaks else ())  # fmt: skip
 
 
-def _each(bad: Sequence[CacheFolder], by_home: Sequence[CacheFolder]) -> str:
-    """Their compilers, with the reasons; for those in HOME it is told of all at once elsewhere."""
-    reasons = {f.problem or f.why_not for f in bad if f not in by_home}
-    if len(reasons) < 2 and not by_home:
+def _above(folder: CacheFolder, environ: Mapping[str, str]) -> str:
+    """The variable whose folder a default one lies in, "" when none of _ABOVE decides it."""
+    if folder.source != "default":
+        return ""
+    return next((n for n in _ABOVE if environ.get(n) and folder.path.startswith(environ[n].rstrip("/") + "/")), "")
+
+
+def _each(bad: Sequence[CacheFolder], below: Sequence[CacheFolder]) -> str:
+    """Their compilers, with the reasons; for those below one variable it is told of all at once elsewhere."""
+    reasons = {f.problem or f.why_not for f in bad if f not in below}
+    if len(reasons) < 2 and not below:
         return listed([f.compiler for f in bad], len(bad)) + "".join(f" ({reason})" for reason in reasons)
-    named = [f.compiler if f in by_home else f"{f.compiler} ({f.problem or f.why_not})" for f in bad]
+    named = [f.compiler if f in below else f"{f.compiler} ({f.problem or f.why_not})" for f in bad]
     return listed(named, len(bad))
 
 
@@ -109,13 +120,20 @@ def _example(folder: CacheFolder) -> str:
     return f"/var/tmp/{folder.compiler.replace(' ', '-')}"
 
 
-def _relative(found: Sequence[CacheFolder], lines: Sequence[str]) -> Result:
+def _relative(
+    found: Sequence[CacheFolder], above: Mapping[str, list[CacheFolder]], environ: Mapping[str, str],
+    lines: Sequence[str],
+) -> Result:  # fmt: skip
     """Nothing breaks by it, and what was compiled is found again only from the same folder."""
-    variables = listed([f"{f.variable}={f.path}" for f in found])
-    many = len(found) > 1
-    return warn("TT201", f"{variables} {'are relative paths' if many else 'is a relative path'}: the cache lies "
-                "wherever the server is started, and a start in another folder compiles again",
-                "; ".join(f"export {f.variable}={_example(f)}" for f in found), *lines)  # fmt: skip
+    bases = [name for name, those in above.items() if those]
+    own = [f for f in found if not any(f in above[name] for name in bases)]
+    variables = [*(f"{name}={environ[name]}" for name in bases), *(f"{f.variable}={f.path}" for f in own)]
+    fixes = [*(f"set {name} to a path that begins with /" for name in bases),
+             *(f"export {f.variable}={_example(f)}" for f in own)]  # fmt: skip
+    many = len(variables) > 1
+    return warn("TT201", f"{listed(variables)} {'are relative paths' if many else 'is a relative path'}: the cache "
+                "lies wherever the server is started, and a start in another folder compiles again",
+                "; ".join(fixes), *lines)  # fmt: skip
 
 
 def lasting(found: Sequence[CacheFolder], container: str) -> Result:
