@@ -67,8 +67,9 @@ def load(path: Path = BUILTIN) -> tuple[Layer, ...]:
 
     try:
         text = path.read_text(encoding="utf-8")
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
+        fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where PyYAML was built with libyaml
+        root = yaml.compose(text, Loader=fast)
+        data = yaml.load(text, Loader=fast)
     except OSError as error:
         raise LayerError(f"{path} cannot be read: {error.strerror}", fix="reinstall tokentrace") from error
     except yaml.YAMLError as error:

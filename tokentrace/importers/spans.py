@@ -21,6 +21,7 @@ BUDGET = 10_000
 _RESERVED = 40  # root, lanes, unseen layers
 _NAME_LIMIT = 120
 _TEXT_LIMIT = 1_000
+_TOP = 5  # names told of what was folded into a span
 
 
 class Builder:
@@ -134,6 +135,7 @@ class _Lane:
         self.folded = 0
         self.span_of: dict[int, int] = {}  # row of Events -> row of Trace
         self.step_span: list[int] = []
+        self.thread_of: dict[int, int] = {}  # track -> the number in its name
         self.up: set[int] = set()  # trace rows on the way up
 
     def write(self, budget: int) -> None:
@@ -159,9 +161,11 @@ class _Lane:
 
     def _thread(self, row: int) -> int:
         events = self.found.events
-        text = events.tracks[int(events.track[row])][1]
-        digits = "".join(c for c in text if c.isdecimal())[:9]
-        return int(digits) if digits else 0
+        track = int(events.track[row])
+        if track not in self.thread_of:
+            digits = "".join(c for c in events.tracks[track][1] if c.isdecimal())[:9]
+            self.thread_of[track] = int(digits) if digits else 0
+        return self.thread_of[track]
 
     def _steps(self, chosen: Array) -> None:
         events = self.found.events
@@ -317,12 +321,13 @@ class _Lane:
         """Say on each span what was left out below it: how many, how long, the names with the most time."""
         found, events = self.found, self.found.events
         left = np.flatnonzero((found.layer[:-1] > 0) & ~chosen[:-1])
-        left = left[[row not in self.span_of for row in left.tolist()]]
+        span_at = np.full(len(events) + 1, -1, np.int64)
+        span_at[list(self.span_of)] = list(self.span_of.values())
+        wanted = span_at >= 0
+        left = left[~wanted[left]]
         self.folded = len(left)
         if not len(left):
             return
-        wanted = np.zeros(len(events) + 1, np.bool_)
-        wanted[list(self.span_of)] = True
         above = host.nearest(found.tree.parent, wanted)
         anchor = np.full(len(events) + 1, -1, np.int64)
         anchor[found.tree.rows] = found.tree.rows
@@ -330,25 +335,37 @@ class _Lane:
         anchor[found.joined.copies] = found.joined.copy_call
         holder = above[anchor[left]]
         step_of = _spanning.step_at(found)[left]
-        target = np.array([self.span_of.get(row, -1) for row in holder.tolist()])
+        target = span_at[holder]
         steps = np.array([*self.step_span, self.root])
         target = np.where(target >= 0, target, steps[step_of])
         length = (events.end - events.start)[left]
-        order = np.argsort(target, kind="stable")
-        edges = np.flatnonzero(np.diff(target[order])) + 1
-        for group in np.split(order, edges):
-            codes, inverse, counts = np.unique(events.name[left[group]], return_inverse=True, return_counts=True)
-            total = np.zeros(len(codes), np.int64)
-            np.add.at(total, inverse, length[group])
-            best = np.argsort(-total, kind="stable")[:5].tolist()
+        # One sort by span and name for all: thousands of spans hold something, most of them a handful.
+        codes = events.name[left].astype(np.int64)
+        order = np.lexsort((codes, target))
+        target, codes = target[order], codes[order]
+        edges = np.flatnonzero(np.diff(target, prepend=-1) | np.diff(codes, prepend=-1))
+        totals = np.add.reduceat(length[order], edges)
+        counts = np.diff(edges, append=len(left))
+        target, codes = target[edges], codes[edges]
+        order = np.lexsort((codes, -totals, target))
+        target, codes, totals, counts = target[order], codes[order], totals[order], counts[order]
+        names = {code: host.short(events.names[code], 80) for code in np.unique(codes).tolist()}
+        edges = np.flatnonzero(np.diff(target, prepend=-1))
+        spans, nanoseconds = np.add.reduceat(counts, edges).tolist(), np.add.reduceat(totals, edges).tolist()
+        for first, last, span, number, spent in zip(
+            edges.tolist(), [*edges[1:].tolist(), len(target)], target[edges].tolist(), spans, nanoseconds, strict=True
+        ):
+            best = slice(first, min(last, first + _TOP))
             self.trace.set_attributes(
-                int(target[group[0]]),
+                span,
                 {
-                    "tokentrace.folded.spans": len(group),
-                    "tokentrace.folded.total_ns": int(total.sum()),
+                    "tokentrace.folded.spans": number,
+                    "tokentrace.folded.total_ns": spent,
                     "tokentrace.folded.top": [
-                        f"{host.short(events.names[int(codes[n])], 80)} ×{int(counts[n])} {int(total[n])} ns"
-                        for n in best
+                        f"{names[code]} ×{count} {total} ns"
+                        for code, count, total in zip(
+                            codes[best].tolist(), counts[best].tolist(), totals[best].tolist(), strict=True
+                        )
                     ],
                 },
             )
