@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from support.http_servers import (
     Refusing,
     ScriptedServer,
     hello,
+    html_answer,
 )
 
 from tokentrace.client import certificates, network, proxies
@@ -278,8 +280,33 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_http_to_a_server_of_https(folder: Path) -> None:
     cert, key = make_certificate(folder)
     with ScriptedServer(tls=server_context(cert, key)) as server:
-        error = error_of(say_hi(server.url.replace("https://", "http://") + "/v1"), "TT828")
-    assert "https" in error.fix
+        error = error_of(say_hi(server.url.replace("https://", "http://") + "/v1"), "TT814")
+    assert error.fix == f"use {server.url}/v1"
+
+
+def test_a_server_that_wants_a_certificate_of_the_client(folder: Path) -> None:
+    cert, key = make_certificate(folder, "mutual")
+    context = server_context(cert, key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cert)
+    with ScriptedServer(tls=context).on("POST", CHAT, hello()) as server:
+        error = error_of(say_hi(server.url + "/v1", environ={"SSL_CERT_FILE": str(cert)}), "TT815")
+    assert "wants a certificate of the client" in str(error) and "TLS 1.2" not in error.fix
+
+
+def test_a_proxy_that_takes_the_tunnel_and_says_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        x = say_hi("https://server.example/v1", environ={"HTTPS_PROXY": url}, timeout_s=0.5)
+    error = error_of(x, "TT820")
+    assert url.removeprefix("http://") in str(error) and "server.example" not in str(error)
+
+
+def test_a_web_page_that_came_through_a_proxy_names_it() -> None:
+    with ScriptedServer().otherwise(html_answer("<html>Log in to the network</html>")) as portal:
+        x = say_hi("http://server.example/v1", environ={"HTTP_PROXY": portal.url})
+    error = error_of(x, "TT850")
+    assert f"the proxy 127.0.0.1:{portal.port} (HTTP_PROXY)" in str(error) and "NO_PROXY=server.example" in error.fix
 
 
 def test_a_trusted_certificate(folder: Path) -> None:

@@ -173,7 +173,7 @@ def test_kinds_of_chunks() -> None:
         ({"error": "overloaded", "error_type": "x", "message": "no"}, "no"),
         ({"object": "error", "message": "no", "code": 400}, "no"),
         ({"detail": "no"}, "no"),
-        ({"detail": [{"loc": ["body"], "msg": "no"}]}, '[{"loc":["body"],"msg":"no"}]'),
+        ({"detail": [{"loc": ["body"], "msg": "no"}]}, "body: no"),
         ({"message": "no"}, "no"),
     ],
 )

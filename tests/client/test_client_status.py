@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.http_servers import (
     DONE,
+    WAIT,
     Answer,
     ForwardProxy,
     ScriptedServer,
@@ -25,6 +27,7 @@ from support.http_servers import (
 from tokentrace.client.causes import CAUSES
 from tokentrace.client.diagnose import diagnose, nearest
 from tokentrace.client.facts import Facts
+from tokentrace.client.wire import Timeouts
 from tokentrace.errors import EndpointError
 
 
@@ -37,6 +40,75 @@ def failed(answer: Answer, **settings: Any) -> EndpointError:
     if answer.status >= 300:
         assert x.error_type == str(answer.status)
     return x.error
+
+
+def cause(answer: Answer, **settings: Any) -> str:
+    """The id and the whole of what is said."""
+    error = failed(answer, **settings)
+    return f"{error.check} {error} / {error.fix}"
+
+
+def test_a_broken_device_is_no_lack_of_memory() -> None:
+    for said in ("CUDA error: an illegal memory access was encountered", "CUDA error: device-side assert triggered",
+                 "HIP error: unspecified launch failure", "NCCL error: unhandled system error"):  # fmt: skip
+        told = cause(openai(said, None, 500))
+        assert told.startswith("TT602") and "out of memory" not in told and "restart" in told
+    assert cause(openai("CUDA error: out of memory", None, 500)).startswith("TT604")
+
+
+def test_a_redirect_that_leads_nowhere_is_no_address_to_use() -> None:
+    with ScriptedServer() as server:
+        url = f"{server.url}{CHAT}"
+        server.on("POST", CHAT, Answer(308, {"Location": url}, [], "length"))
+        circle = ask(server).error
+        server.on("POST", CHAT, Answer(302, {}, [], "length"))
+        nowhere = ask(server).error
+    assert circle is not None and "in a circle" in str(circle) and "use http" not in circle.fix
+    assert nowhere is not None and "names no address" in str(nowhere) and "use http" not in nowhere.fix
+    assert circle.check == nowhere.check == "TT849"
+
+
+@pytest.mark.parametrize(
+    ("status", "word"), [(521, "refused the connection"), (522, "no connection"), (524, "no answer in time")]
+)
+def test_cloudflares_own_statuses_speak_of_the_server_behind_it(status: int, word: str) -> None:
+    told = cause(body_answer(b"error code: %d" % status, "text/plain", status, server="cloudflare", cf_ray="x"))
+    assert told.startswith("TT847 Cloudflare") and word in told and "has nothing of it" not in told
+
+
+def test_an_account_without_money() -> None:
+    for answer in (openai("Insufficient credits", None, 402), openai("Your credit balance is too low", None, 400)):
+        assert cause(answer).startswith("TT845") and "plan and billing" in cause(answer)
+
+
+def test_what_passes_by_itself_and_what_says_nothing() -> None:
+    assert cause(openai("Overloaded", "overloaded_error", 529)).endswith("try again later")
+    assert "wait 5 s" in cause(openai("Loading model", 503, 503, retry_after="5"))
+    assert "what it names" not in cause(body_answer(b"", "text/plain", 408))
+
+
+def test_a_request_found_wrong_is_told_without_the_request() -> None:
+    detail = [{"type": "missing", "loc": ["body", "foo"], "msg": "Field required", "input": {"messages": "my prompt"}}]
+    told = cause(json_answer({"detail": detail}, 422))
+    assert "body.foo: Field required" in told and "my prompt" not in told
+
+
+def test_answers_that_are_damaged_are_not_called_another_api() -> None:
+    text = chunk("a") + chunk("b", finish="stop")
+    assert "compressed bytes (gzip)" in cause(body_answer(gzip.compress(text), "text/event-stream"))
+    assert "cut off" in cause(body_answer(b'{"choices":[{"mess', "application/json"))
+    assert "no event can be read" in cause(body_answer(text[:40], "text/event-stream"))
+    bare = cause(body_answer(text.replace(b"data: ", b""), "text/event-stream"))
+    assert "lacks `data:`" in bare and "empty choices" not in bare
+
+
+def test_a_reply_without_end_is_the_servers_and_no_short_timeout() -> None:
+    # Ten tokens where one was asked for, and the connection stays open until the client gives up.
+    with ScriptedServer().on("POST", CHAT, sse(*[chunk("more")] * 10, WAIT)) as server:
+        limits = Timeouts(total_s=2.0)
+        error = say_hi(server.url + "/v1", more={"max_tokens": 1, "timeouts": limits}).error
+    assert error is not None and error.check == "TT827"
+    assert "does not keep to max_tokens: 1 token asked for" in str(error) and "raise --timeout" not in error.fix
 
 
 def openai(message: str, code: str | int | None = None, status: int = 400, **headers: str) -> Answer:

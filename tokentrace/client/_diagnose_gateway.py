@@ -117,10 +117,31 @@ def _own_failure(facts: Facts, by: Gateway, named: str) -> EndpointError:
             "it passes on",
             f"{up}; {by.where_it_tells} tells which", said,
         )  # fmt: skip
+    if by.name == "Cloudflare" and (found := _origin(facts, named)) is not None:
+        return found
     return failure(
         "TT847", f"{by.name} before the server failed itself ({named}); the server's log has nothing of it",
         f"look at {by.where_it_tells} at that time", said,
     )  # fmt: skip
+
+
+#: https://developers.cloudflare.com/support/troubleshooting/http-status-codes/cloudflare-5xx-errors/
+_ORIGIN = {
+    520: ("got an answer that it could not read from the server behind it", "look at the server's log at that time"),
+    521: ("was refused the connection by the server behind it", "start the server, or let Cloudflare's addresses in"),
+    522: ("got no connection to the server behind it", "check that the server is up, and the firewall before it"),
+    523: ("found no way to the server behind it", "check the server's address in Cloudflare's DNS"),
+    524: ("had the connection, and no answer in time from the server behind it",
+          "ask for a stream, which keeps the connection busy, or for fewer tokens; look whether the server is stuck"),
+    525: ("could not finish the TLS handshake with the server behind it", "look at the server's TLS settings"),
+    526: ("does not trust the certificate of the server behind it", "have that certificate renewed"),
+}  # fmt: skip
+
+
+def _origin(facts: Facts, named: str) -> EndpointError | None:
+    """Cloudflare's own statuses say what was wrong with the server behind it."""
+    known = _ORIGIN.get(facts.status)
+    return failure("TT847", f"Cloudflare {known[0]} ({named})", known[1]) if known is not None else None
 
 
 def _login(facts: Facts, by: Gateway, named: str) -> EndpointError:

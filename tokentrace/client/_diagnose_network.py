@@ -12,7 +12,7 @@ from tokentrace.client.causes import failure, one_line
 from tokentrace.client.facts import Facts
 from tokentrace.client.urls import is_loopback
 from tokentrace.errors import EndpointError
-from tokentrace.wording import listed
+from tokentrace.wording import listed, plural
 
 
 def network_failure(facts: Facts) -> EndpointError:
@@ -61,6 +61,13 @@ def timed_out(facts: Facts) -> EndpointError:
             "check host and port; a firewall that drops packets looks like this",
             _attempts(facts),
         )
+    if wire.limit == "total" and facts.max_tokens and facts.text_chunks > 2 * facts.max_tokens + 2:
+        return failure(
+            "TT827",
+            f"the server does not keep to max_tokens: {plural(facts.max_tokens, 'token')} asked for, and the reply had "
+            f"no end {so_far(facts)}",
+            "look for what drops max_tokens on the way: a gateway, or a server that knows max_completion_tokens only",
+        )
     if wire.limit == "total" and facts.text_chunks:
         return failure(
             "TT827",
@@ -72,6 +79,10 @@ def timed_out(facts: Facts) -> EndpointError:
             "TT826",
             f"nothing more came for {seconds} {so_far(facts)}",
             "look at the server's log at that time, or raise --timeout",
+        )
+    if wire.proxy and not wire.first_read_ns and facts.url.startswith("https://") and not wire.tls_start_ns:
+        return failure(
+            "TT820", f"the proxy {wire.proxy} took the connection and did not answer in time", _proxy_fix(facts)
         )
     alive = f"; {facts.keepalives} keep-alives came, so it was still at work" if facts.keepalives else ""
     return failure(
@@ -86,7 +97,9 @@ def broken_stream(facts: Facts) -> EndpointError:
     if facts.wire.limit:
         return timed_out(facts)
     reset = any(isinstance(e, OSError) and e.errno == errno.ECONNRESET for e in _chain(facts.error, facts.wire.fault))
+    torn = any("chunk" in str(e).lower() and "illegal" in str(e).lower() for e in _chain(facts.error))
     how = "was reset" if reset else "was closed in the middle of a chunk" if _cut(facts) else "failed"
+    how = "lost the marks between its chunks" if torn else how
     return failure(
         "TT860",
         f"the connection broke {so_far(facts)}: it {how} before the reply was whole",
@@ -235,6 +248,19 @@ def _tls(facts: Facts, error: ssl.SSLError) -> EndpointError:
             "check the port",
             _seen(facts.plain or b""),
         )
+    if "CERTIFICATE_REQUIRED" in text:
+        return failure(
+            "TT815",
+            f"{facts.where} wants a certificate of the client (mutual TLS)",
+            "tokentrace sends none: use an address without that demand, or a gateway that has the certificate",
+        )
+    if "HANDSHAKE_FAILURE" in text or "BAD_CERTIFICATE" in text:
+        return failure(
+            "TT815",
+            f"{facts.where} refused the TLS handshake: {getattr(error, 'reason', '') or error}",
+            "it may want a certificate of the client (mutual TLS), which tokentrace does not send, or versions and "
+            "ciphers of its own: the server's log tells which",
+        )
     return failure(
         "TT815",
         f"the TLS handshake with {facts.where} failed: {getattr(error, 'reason', '') or error}",
@@ -257,6 +283,8 @@ def _no_answer(facts: Facts, chain: list[BaseException]) -> EndpointError:
             f"the headers of the answer from {facts.where} are longer than 100 KiB, which no client reads",
             "look at what sets them: cookies, or a gateway's own headers",
         )
+    if facts.certificate is not None and facts.base_url.startswith("http://"):
+        return speaks_https(facts)
     if wire.stage == "tls" or any(isinstance(e, ConnectionError) for e in chain) or not start:
         kind = "was reset" if any(isinstance(e, ConnectionResetError) for e in chain) else "was closed"
         secure = facts.base_url.startswith("https://")

@@ -9,6 +9,7 @@ from tokentrace.client.facts import Facts
 from tokentrace.errors import EndpointError
 
 _LATER = "try again later"
+_GZIP = b"\x1f\x8b"
 _OTHERS = {
     "anthropic": ("Anthropic's messages protocol", "use the address of its OpenAI-compatible API"),
     "ollama": ("Ollama's own protocol", "Ollama speaks the OpenAI API under /v1"),
@@ -19,10 +20,14 @@ _OTHERS = {
 def reply_failure(facts: Facts) -> EndpointError | None:
     """None when the reply is whole."""
     if facts.is_html and not facts.events:
+        way, fix = "", root_fix(facts, "check the base URL")
+        if facts.wire.proxy and not facts.better_base:
+            way = f", through the proxy {facts.wire.proxy}, whose page it may be"
+            fix = f"go past it: {facts.past_proxy}" if facts.past_proxy else fix
         return failure(
             "TT850",
-            f"a web page (HTML) came instead of the API, with status {facts.status}, from {facts.url}",
-            root_fix(facts, "check the base URL"),
+            f"a web page (HTML) came instead of the API, with status {facts.status}, from {facts.url}{way}",
+            fix,
         )
     if facts.reply_error is not None:
         return _error_inside(facts)
@@ -97,6 +102,13 @@ def _without_choices(facts: Facts) -> EndpointError:
             root_fix(facts, "check the base URL"),
             f"it began with: {one_line(facts.shown(facts.malformed), 120)}",
         )
+    if "choices" in facts.keys and facts.value is None and not facts.events:
+        return failure(
+            "TT851",
+            f"{facts.where} answered with lines of JSON that are no server-sent events: each lacks `data:` before it",
+            "look at what sits between here and the server: something rewrites the stream",
+            some_lines(facts.shown(facts.text)),
+        )
     if facts.keys:
         what = "empty choices" if "choices" in facts.keys else "no choices"
         said = f"; it said: {one_line(facts.said, 120)}" if facts.said else ""
@@ -120,13 +132,22 @@ def _without_choices(facts: Facts) -> EndpointError:
             "look at the log of the server at that time",
             _keys(facts),
         )
-    kind = facts.content_type.partition(";")[0] or "of no type"
     return failure(
         "TT851",
-        f"{facts.where} answered with something that is not the API ({kind})",
-        root_fix(facts, "check the base URL"),
-        some_lines(facts.shown(facts.text)),
+        f"{facts.where} answered with {_something(facts)}",
+        root_fix(facts, "look at what sits between here and the server" if facts.broken else "check the base URL"),
+        "" if facts.body.startswith(_GZIP) else some_lines(facts.shown(facts.text)),
     )
+
+
+def _something(facts: Facts) -> str:
+    kind = facts.content_type.partition(";")[0] or "of no type"
+    if facts.body.startswith(_GZIP):
+        return "compressed bytes (gzip) whose headers do not say so"
+    if facts.broken:
+        what = "a stream in which no event can be read" if kind == "text/event-stream" else "JSON that cannot be read"
+        return f"{what}: it is cut off or not well formed"
+    return f"something that is not the API ({kind})"
 
 
 def _keys(facts: Facts) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from urllib.parse import urlsplit
 
+from tokentrace.client._diagnose_context import too_long
 from tokentrace.client._diagnose_gateway import absurdly, gateways_own, proxys_own, size_of
 from tokentrace.client._diagnose_network import proxy_wants_password, speaks_https
 from tokentrace.client.causes import failure, one_line, some_lines
@@ -33,16 +34,23 @@ _MODEL = re.compile(
     r"no endpoints found for|server is pinned to .{1,200}requested",
     re.IGNORECASE | re.DOTALL,
 )
-_MEMORY = re.compile(r"out of memory|CUDA error|OutOfMemory|HIP error|cannot allocate", re.IGNORECASE)
+_MEMORY = re.compile(r"out of memory|OutOfMemory|cannot allocate", re.IGNORECASE)
 _LOADING = re.compile(r"loading model|model is loading|still loading|currently loading|is (being )?load", re.IGNORECASE)
 _DEAD = re.compile(
-    r"EngineDead|engine ?(core )?(died|failed|is dead|has died|encountered an issue)|background loop", re.IGNORECASE
+    r"EngineDead|engine ?(core )?(died|failed|is dead|has died|encountered an issue)|background loop|"
+    r"(CUDA|HIP|NCCL|RCCL|cuBLAS|cuDNN) error|illegal memory access|device-side assert",
+    re.IGNORECASE,
 )
 #: What passes by itself: nothing in the request is wrong.
 _PASSING = re.compile(
     r"overloaded|(try|retry)( it)?( again)?( later| in )|temporar(y|il)|at capacity|too busy|too many requests|"
     r"rate.?limit|no capacity|server.?busy",
     re.IGNORECASE,
+)
+_QUOTA = re.compile(r"insufficient_quota|quota|billing|credit|balance", re.IGNORECASE)
+#: In a 400, which means many things.
+_UNPAID = re.compile(
+    r"(credit|balance).{0,40}(too low|insufficient|exhausted)|insufficient.{0,20}(credit|balance|funds)", re.IGNORECASE
 )
 _EXPIRED = re.compile(r"expired|expir", re.IGNORECASE)
 _OAUTH = re.compile(r"oauth|access token|session token|jwt", re.IGNORECASE)
@@ -95,13 +103,12 @@ def status_failure(facts: Facts) -> EndpointError:
             "raise its limit for a request's size" if absurdly(facts) else "lower the prompt's length",
             _detail(facts),
         )
-    if status == 429:
+    if status == 429 or status == 402 or (status == 400 and _UNPAID.search(facts.said)):
         return _limited(facts)
     if status >= 500:
         return _server_error(facts)
-    return failure(
-        "TT844", f"{facts.who} refused the request ({status}){_said(facts)}", "change what it names", _detail(facts)
-    )
+    fix = "change what it names" if facts.said else "look at the log of the server at that time: it gave no reason"
+    return failure("TT844", f"{facts.who} refused the request ({status}){_said(facts)}", fix, _detail(facts))
 
 
 def said_failure(facts: Facts, status: int) -> EndpointError | None:
@@ -116,7 +123,7 @@ def said_failure(facts: Facts, status: int) -> EndpointError | None:
             _detail(facts),
         )
     if status != 404 and _CONTEXT.search(text) and status not in (401, 403, 429):
-        return _context(facts)
+        return too_long(facts)
     if status >= 400 and _UNREACHED.search(text):
         return failure(
             "TT847",
@@ -145,7 +152,9 @@ def said_failure(facts: Facts, status: int) -> EndpointError | None:
             _detail(facts),
         )
     if _LOADING.search(said):
-        return failure("TT603", "the server is still loading the model", "wait and run this again", _detail(facts))
+        wait = facts.headers.get("retry-after", "")
+        fix = f"wait {one_line(wait, 30)} s and run this again" if wait.isdigit() else "wait and run this again"
+        return failure("TT603", "the server is still loading the model", fix, _detail(facts))
     if _DEAD.search(text):
         return failure(
             "TT602",
@@ -275,10 +284,9 @@ def _limited(facts: Facts) -> EndpointError:
     wait = facts.headers.get("retry-after", "")
     left = [f"{k}: {v}" for k, v in facts.headers.items() if k.startswith("x-ratelimit")]
     detail = "\n".join(filter(None, [*(one_line(x, 120) for x in left[:4]), _detail(facts)]))
-    if re.search(r"insufficient_quota|quota|billing|credit|balance", f"{facts.said} {facts.error_code}", re.IGNORECASE):
-        return failure(
-            "TT845", f"the account's quota is used up (429){_said(facts)}", "check its plan and billing", detail
-        )
+    if facts.status != 429 or _QUOTA.search(f"{facts.said} {facts.error_code}"):
+        what = "the account's quota is used up" if facts.status == 429 else "the account has to be paid for"
+        return failure("TT845", f"{what} ({facts.status}){_said(facts)}", "check its plan and billing", detail)
     fix = f"wait {one_line(wait, 30)} s" if wait.isdigit() else "wait and try again"
     return failure(
         "TT845", f"{facts.who} limits the rate (429){_said(facts)}", f"{fix}; a shared key counts for all", detail
@@ -299,64 +307,21 @@ def _server_error(facts: Facts) -> EndpointError:
         wait = facts.headers.get("retry-after", "")
         fix = f"try again in {one_line(wait, 30)} s" if wait.isdigit() else "it may still be starting: try again"
         return failure("TT846", f"the server is not ready (503){_said(facts)}", fix, _detail(facts))
-    fix = "look at the server's log"
-    if not facts.key_sent:
+    fix = "try again later" if passing(facts) else "look at the server's log"
+    if not facts.key_sent and not passing(facts):
         fix += "; no key was sent, and some gateways answer that so"
     return failure("TT846", f"{facts.who} failed ({status}){_said(facts)}", fix, _detail(facts))
 
 
-def _context(facts: Facts) -> EndpointError:
-    limit, prompt, wanted = context_numbers(facts.said)
-    parts = [
-        f"limit {limit}" if limit else "",
-        f"prompt {prompt}" if prompt else "",
-        f"reply asked for {wanted}" if wanted else "",
-    ]
-    numbers = ", ".join(p for p in parts if p)
-    fix = "shorten the prompt or lower --max-tokens"
-    if limit and prompt:
-        room, most = limit - prompt, limit - (wanted if 0 < wanted < limit else 1)
-        fix = f"--max-tokens {room} fits" if room > 0 else f"shorten the prompt to {most} tokens"
-    return failure(
-        "TT601",
-        f"prompt and reply do not fit into the model's context{f' ({numbers} tokens)' if numbers else ''}",
-        fix,
-        _detail(facts),
-    )
-
-
-def context_numbers(said: str) -> tuple[int, int, int]:
-    """(limit, prompt tokens, tokens asked for) as far as the server's words give them; 0 where they do not."""
-    text = re.sub(r"(?<=\d),(?=\d{3})", "", said)
-
-    def first(*patterns: str) -> int:
-        for pattern in patterns:
-            if match := re.search(pattern, text, re.IGNORECASE):
-                return int(match[1])
-        return 0
-
-    limit = first(
-        r"(?:context length|context window|context size|max_model_len)[^0-9]{0,30}?(\d+)",
-        r"must be <= (\d+)",
-        r"(\d+) tokens? (?:maximum|limit)",
-    )
-    prompt = first(
-        r"(\d+) (?:in the (?:messages|prompt)|input tokens|tokens of prompt|tokens in the prompt|prompt tokens)",
-        r"(?:your )?messages resulted in (\d+)",
-        r"Given: (\d+)",
-        r"(?:request|input|prompt)[^0-9.]{0,30}\((\d+) tokens",
-        r"prompt (?:contains|has|is) (\d+)",
-    )
-    wanted = first(
-        r"(\d+) (?:in the completion|of completion|output tokens|tokens for the completion)",
-        r"is too large: (\d+)",
-        r"and (\d+) .max_new_tokens",
-    )
-    return limit, prompt, wanted
-
-
 def _redirect(facts: Facts) -> EndpointError:
-    target = redirected(facts.url, facts.headers.get("location", ""))
+    location = facts.headers.get("location", "")
+    if not location:
+        return failure(
+            "TT849",
+            f"the server answered with status {facts.status}, which sends elsewhere, and names no address",
+            "check the base URL, and the gateway before the server",
+        )
+    target = redirected(facts.url, location)
     if not target:
         said = f"the server sends the request on to something that is no address ({facts.status})"
         return failure("TT849", said, "check the base URL, and the gateway before the server")
@@ -369,6 +334,12 @@ def _redirect(facts: Facts) -> EndpointError:
             f"the server sends the request to a login page ({facts.status})",
             "this address wants a browser session; use the service's API address",
             place,
+        )
+    if target == facts.url:
+        return failure(
+            "TT849",
+            f"the server sends the request in a circle: {one_line(place)} leads to itself ({facts.status})",
+            "look at the redirects of the server, or of the gateway before it",
         )
     root = place.removesuffix("/").removesuffix("/chat/completions")
     same = (parts.scheme, parts.netloc) == (here.scheme, here.netloc)

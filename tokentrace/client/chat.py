@@ -193,6 +193,8 @@ class _Call:
         wire, limits = Wire(), replace(self.limits)
         facts = facts_of(self.endpoint, x.url, wire, limits.first_byte_s, self.environ)
         facts.request_bytes = len(content)
+        limit = request.get("max_tokens") or request.get("max_completion_tokens")
+        facts.max_tokens = limit if isinstance(limit, int) else 0
         facts.private = private.texts(request.get("messages"))
         reply = Reply(x, facts, self.on_text)
         headers = merge({"traceparent": x.traceparent, "X-Request-Id": f"tokentrace-{x.span_id:016x}"}, self.headers)

@@ -124,8 +124,20 @@ def error_in(value: Mapping[str, Any]) -> dict[str, Any] | None:
             inner = value[key]
             if key == "message" and not isinstance(inner, str):
                 continue  # a message of another protocol, not about an error
-            return {"message": inner if isinstance(inner, str) else _short(inner)}
+            return {"message": inner if isinstance(inner, str) else _invalid(inner) or _short(inner)}
     return None
+
+
+def _invalid(value: Any) -> str:
+    """FastAPI's list of what is wrong with a request, without the request that it repeats; "" for anything else."""
+    if not isinstance(value, list) or not value:
+        return ""
+    told = []
+    for one in value[:8]:
+        if not isinstance(one, dict) or not isinstance(one.get("msg"), str) or not isinstance(one.get("loc"), list):
+            return ""
+        told.append(f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}")
+    return "; ".join(told)
 
 
 def error_message(error: Mapping[str, Any]) -> str:

@@ -30,6 +30,7 @@ class Facts:
     private: tuple[str, ...] = field(default=(), repr=False)  # what the user wrote, not to be repeated
     timeout_s: float = 0.0
     request_bytes: int = 0
+    max_tokens: int = 0  # as the request asked; 0: it did not
     key_sent: bool = False
     key_source: str = ""
     key_problem: str = ""
@@ -91,6 +92,14 @@ class Facts:
             return parse_json(self.body)
         except ValueError:
             return None
+
+    @property
+    def broken(self) -> bool:
+        """Is the body, by its type and its beginning, what was asked for, and yet cannot be read?"""
+        kind, start = self.content_type.lower(), self.text.lstrip("\ufeff \t\r\n")[:6]
+        if "text/event-stream" in kind:
+            return bool(start)
+        return "json" in kind and start.startswith(("{", "[")) and self.value is None
 
     @property
     def said(self) -> str:

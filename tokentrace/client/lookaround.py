@@ -52,13 +52,18 @@ def look(
     check = error.check
     if check in _ASK or (check == "TT852" and not facts.events):
         _ask(endpoint, facts, check, all_s, environ)
-    elif check in ("TT810", "TT811", "TT812") and not facts.wire.proxy:
+    elif (check in ("TT810", "TT811", "TT812") and not facts.wire.proxy) or _may_be_https(facts, check):
         seconds = min(_EACH_S, all_s)
         facts.certificate = certificates.presented(endpoint.host, endpoint.port, seconds, facts.wire.peer)
     elif check == "TT803" and not facts.wire.proxy:
         facts.listener = _listener(endpoint, facts, all_s)
     elif facts.wire.tls_start_ns and not facts.wire.tls_end_ns and not facts.wire.proxy:
         facts.plain = protocols.heard(facts.wire.peer or endpoint.host, endpoint.port, min(_EACH_S, all_s))
+
+
+def _may_be_https(facts: Facts, check: str) -> bool:
+    """A server of https often just closes a connection that speaks plain http."""
+    return check == "TT828" and facts.base_url.startswith("http://") and not facts.wire.proxy
 
 
 def _listener(endpoint: Endpoint, facts: Facts, all_s: float) -> str:

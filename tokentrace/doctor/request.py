@@ -102,7 +102,8 @@ def _where(s: Situation, x: Exchange | None) -> str:
     """The server as host:port, "" when it has begun an answer."""
     if s.endpoint is None or (x is not None and x.status_code):
         return ""
-    return f"{bracketed(s.endpoint.host)}:{s.endpoint.port}"
+    way = f" through the proxy {x.proxy}" if x is not None and x.proxy else ""
+    return f"{bracketed(s.endpoint.host)}:{s.endpoint.port}{way}"
 
 
 def _servers_key(s: Situation, error: EndpointError) -> EndpointError:
