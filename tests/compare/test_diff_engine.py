@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from compare_engine import LIGHT_AND_DEEP, Running
-from support.slow_engine import slow
+from support.slow_engine import slept_ns, slow
 
 from tokentrace.compare import compare_samples
 from tokentrace.engines.local.compiled import cxx_compiler
@@ -43,9 +43,11 @@ def test_a_sleep_in_the_tokenizer_is_the_tokenizer(plain: Running, tmp_path: Pat
             new.append(other.sample())
         single = compare_samples([plain.sample()], [other.sample()])
     found = compare_samples(base, new)
-    for one in (found, single):
+    slept = slept_ns(tmp_path)[-6:]  # one a request; the last one is that of `single`
+    for one, shortest, longest in ((found, min(slept[:5]), max(slept[:5])), (single, slept[5], slept[5])):
         row = next(row for row in one.levels["layers"] if row.layer == 7)
-        assert row.beyond_noise and 140e6 < row.difference_ns < 600e6
+        # The rest of the layer takes milliseconds; how many depends on what else the machine does.
+        assert row.beyond_noise and 0.8 * shortest < row.difference_ns < 2 * longest
     assert found.verdict.layer == 7, found.verdict.sentence
     assert (found.verdict.level, found.verdict.key) == ("spans", "7/encode")
     assert "tokenizer (layer 7)" in found.verdict.sentence and "encode" in found.verdict.sentence

@@ -31,13 +31,16 @@ sys.meta_path.insert(0, _Finder())
 """
 
 CHANGES = {
-    # 150 ms in each call that turns text into ids
+    # half a second or, on a busy machine, longer in each call that turns text into ids; how long is written down
     "tokenizer": """
 MODULE = "tokentrace.engines.local.tokenizer"
 def change(module):
     plain = module.Tokenizer.encode
     def encode(self, *given):
-        time.sleep(0.15)
+        began = time.perf_counter_ns()
+        time.sleep(0.5)
+        with open(SLEPT, "a") as file:
+            print(time.perf_counter_ns() - began, file=file)
         return plain(self, *given)
     module.Tokenizer.encode = encode
 """,
@@ -63,9 +66,16 @@ def change(module):
 """,
 }
 
+SLEPT = "slept_ns"
+
+
+def slept_ns(folder: Path) -> list[int]:
+    """How long each sleep in this engine's tokenizer really was, in order."""
+    return [int(line) for line in (folder / SLEPT).read_text().split()]
+
 
 def slow(folder: Path, what: str) -> dict[str, str]:
     """Environment for an engine that is slow in this one place."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "sitecustomize.py").write_text(CHANGES[what] + _FRAME)
+    (folder / "sitecustomize.py").write_text(f"SLEPT = {str(folder / SLEPT)!r}\n{CHANGES[what]}{_FRAME}")
     return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
