@@ -337,6 +337,11 @@ def _mount_table(mounts: str) -> list[tuple[str, str, bool]]:
     return table
 
 
+def filesystem_of(path: Path) -> str:
+    """Type of this process's file system that holds the path, "" when unknown."""
+    return _filesystem(str(path), _mount_table("/proc/self/mountinfo"))[0]
+
+
 def _filesystem(path: str, table: list[tuple[str, str, bool]]) -> tuple[str, bool]:
     """Type of the file system that holds the path (ext4, overlay, nfs, tmpfs…), "" when unknown, and whether it is
     mounted read-only. Later mounts hide earlier ones at the same point."""

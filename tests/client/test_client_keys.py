@@ -31,6 +31,8 @@ from tokentrace.errors import ConfigError, EndpointError
         ("sk-abc\r\nX-Evil: 1", "line break"),
         ("sk-\u00e4bc123", "characters"),
         ("$OPENAI_API_KEY", "variable"),
+        ("OPENAI_API_KEY=sk-abc123", "begins with the name of a variable"),
+        ("export OPENAI_API_KEY='sk-abc123'", "begins with the name of a variable"),
         ("${OPENAI_API_KEY}", "variable"),
     ],
 )

@@ -53,6 +53,12 @@ def test_nothing_set_means_the_local_engine(tmp_path: Path) -> None:
     assert resolve(environ={"OPENAI_API_KEY": "sk-1"}, model="x", folder=tmp_path) is None
 
 
+def test_an_empty_url_is_no_wish_for_the_local_engine(tmp_path: Path) -> None:
+    for empty in ("", " "):
+        with pytest.raises(ConfigError, match="from --url is empty"):
+            resolve(empty, environ={}, folder=tmp_path)
+
+
 def test_environment(tmp_path: Path) -> None:
     env = {"OPENAI_BASE_URL": "http://o/v1", "OPENAI_API_KEY": "sk-o", "OPENAI_MODEL": "m-o"}
     e = found(resolve(environ=env, folder=tmp_path))

@@ -89,6 +89,12 @@ def test_unusable_urls(given_url: str, word: str) -> None:
     assert caught.value.fix
 
 
+@pytest.mark.parametrize("given_url", ["${BASE_URL}/v1", "http://<your-host>:8000/v1", "http://{host}:8000/v1"])
+def test_a_part_that_nothing_replaced_is_named(given_url: str) -> None:
+    with pytest.raises(ConfigError, match="which nothing replaced"):
+        normalise(given_url)
+
+
 def test_a_key_in_the_url_is_refused_and_not_repeated() -> None:
     with pytest.raises(ConfigError) as caught:
         normalise("https://user:sk-secret@h/v1?api-key=sk-other")

@@ -86,7 +86,8 @@ def test_receivers_that_fail(tmp_path: Path) -> None:
         receiver.faults += [Fault(rejected=1), Fault(status=401), Fault(code=grpc.StatusCode.UNAUTHENTICATED)]
         assert "rejected" in plumbing(tmp_path, ENDPOINT=receiver.http_url).verdict.cause
         secret = plumbing(tmp_path, ENDPOINT=receiver.http_url, HEADERS="x-api-key=canary-header-1")
-        assert "HEADERS" in secret.verdict.fix and "canary-header-1" not in everything(secret)
+        assert "check the key in OTEL_EXPORTER_OTLP_HEADERS" in secret.verdict.fix  # it is set, and was refused
+        assert "canary-header-1" not in everything(secret)
         assert plumbing(tmp_path, ENDPOINT=receiver.grpc_url, PROTOCOL="grpc").verdict.status == "fail"
 
 
@@ -185,3 +186,8 @@ def test_a_trace_that_is_dropped_and_a_store_that_cannot_be_written() -> None:
     found = look(None, environ={"TRACEPARENT": parent + "0", "TOKENTRACE_DATA_DIR": "/dev/null/x"}, layers=PLUMBING)
     assert {"TT003", "TT004"} <= ids(found, "warn") and found.verdict.exit_code == 0
     assert "TT004" in ids(look(None, environ={"TRACEPARENT": parent + "1"}, layers=PLUMBING), "ok")
+
+
+def test_a_store_where_the_kernel_makes_up_the_files() -> None:
+    found = look(None, environ={"TOKENTRACE_DATA_DIR": "/proc/x"}, layers=PLUMBING, offline=True)
+    assert "TT003" in ids(found, "warn") and "lies on proc" in found.verdict.cause

@@ -58,6 +58,7 @@ def test_a_field_that_is_refused() -> None:
 
     found = _with(picky)
     assert "TT874" in ids(found, "warn") and "stream_options" in detail(found, "TT874")
+    assert "leave stream_options out" in next(r.fix for r in found.examination.results if r.id == "TT874")
 
 
 def test_limits_that_are_not_kept() -> None:
@@ -85,7 +86,9 @@ def test_a_reasoning_model_that_shows_nothing_of_one_token() -> None:
 
     assert _with(hiding).verdict.status == "ok"
     found = _with(sse(chunk(role="assistant"), chunk(finish="length"), usage_chunk(9, 16), DONE))
-    assert "TT875" in ids(found, "warn")
+    assert "TT875" in ids(found, "warn") and "counts 16 tokens of reply, and no text came" in detail(found, "TT875")
+    whole = _with(sse(chunk(role="assistant"), chunk(finish="stop"), usage_chunk(9, 1), DONE))
+    assert "counts 1 token of reply" in detail(whole, "TT875")
 
 
 def test_odd_events_that_are_legal() -> None:

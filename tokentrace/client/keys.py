@@ -19,6 +19,8 @@ _NOTHING = frozenset({"none", "null", "undefined", "nil", "false", "nan"})
 _ANY = frozenset({"empty", "dummy", "x", "na", "n/a", "no-key", "no_key", "not-needed", "token", "fake", "none-needed"})
 _PLACEHOLDER = re.compile(r"^(sk-)?your|^<.*>$|replace.?me|x{6,}|\.\.\.|changeme", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$\{?\w+\}?|%\w+%|\{\{.*\}\}")
+#: A line of a shell or of an .env file in place of the value in it.
+_ASSIGNED = re.compile(r"(export\s+|set\s+)?[A-Z][A-Z0-9_]*(KEY|TOKEN|SECRET)\s*=", re.IGNORECASE)
 #: Variables that hold a key for an OpenAI-compatible server or for a well-known service.
 KEY_VARIABLES = (
     "TOKENTRACE_API_KEY",
@@ -88,6 +90,10 @@ def examine(key: str, source: str) -> KeyReading:
         what = "a line break" if set(key) & set("\r\n") else "a space"
         raise wrong(
             f"it {end} with {what}", f"set {source} again without it, for instance with $(tr -d '[:space:]' < file)"
+        )
+    if _ASSIGNED.match(bare):
+        raise wrong(
+            "it begins with the name of a variable and =", f"set {source} to what follows the =, without quotes"
         )
     if bare[0] in "\"'\u201c\u2018" or bare[-1] in "\"'\u201d\u2019":
         raise wrong("it has quotes around it", f"set {source} again without the quotes")

@@ -83,6 +83,8 @@ def resolve(
     ${VAR}, a named profile without a URL.
     """
     env = os.environ if environ is None else environ
+    if url is not None and not url.strip():  # a variable of the shell that is empty; not a wish for this machine
+        raise ConfigError("the base URL from --url is empty", fix="leave --url out, or give it an address", layer=8)
     named = profile or env.get("TOKENTRACE_PROFILE") or ""
     warnings: list[str] = []
     file = _file(named, config, env, Path(folder) if folder is not None else Path.cwd(), warnings)

@@ -23,6 +23,8 @@ _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://")
 #: What programs and shells write where an address is missing.
 _NOTHING = frozenset(("none", "null", "undefined", "nil", "false", "true", "nan"))
 _VARIABLE = re.compile(r"\$\{?\w+\}?|%\w+%|\{\{.*\}\}")
+#: What was to be replaced in the part with the host.
+_HOLE = re.compile(r"\$\{?\w+\}?|\{+\w+\}+|<[\w. -]+>")
 #: What keys of well-known services begin with.
 _KEY = re.compile(r"(sk-|gsk_|hf_|nvapi-|xai-|AIza|eyJ|gh[opsu]_)[A-Za-z0-9_.-]{8,}$")
 
@@ -64,6 +66,8 @@ def normalise(text: str, source: str = "") -> BaseUrl:
         raise ConfigError(f"the base URL{said} looks like a key, not like an address", fix=fix, layer=8)
     if raw.lower() in _NOTHING or _VARIABLE.fullmatch(raw):
         raise wrong("is no address", f"set {source or '--url'} to one like http://127.0.0.1:8000/v1, or unset it")
+    if hole := _HOLE.search(_SCHEME.sub("", raw).partition("/")[0].rpartition("@")[2]):
+        raise wrong(f"still holds {hole[0]}, which nothing replaced", f"set {source or '--url'} to the address itself")
     if any(c.isspace() or ord(c) < 32 for c in raw) or "\\" in raw:
         raise wrong("contains a space or a backslash", "write it like http://127.0.0.1:8000/v1")
     match = _SCHEME.match(raw)

@@ -13,6 +13,7 @@ from tokentrace.doctor.check import Check, Result, Situation, fail, ok, skip, wa
 from tokentrace.emit.otlp_target import OtlpTarget, configured, mentioned
 from tokentrace.errors import ConfigError
 from tokentrace.model import IdSource, Trace
+from tokentrace.probes._caches import PSEUDO, filesystem_of
 from tokentrace.wording import listed
 
 _SECONDS = 6.0
@@ -103,7 +104,14 @@ def _store(s: Situation) -> Iterable[Result]:
     at = folder
     while not at.exists() and at != at.parent:
         at = at.parent
-    if at.is_dir() and os.access(at, os.W_OK | os.X_OK):
+    made_up = filesystem_of(at)
+    if made_up in PSEUDO:
+        yield warn(
+            "TT003",
+            f"runs cannot be kept in {folder}: {at} lies on {made_up}, where no file can be made",
+            "set TOKENTRACE_DATA_DIR to a folder on a disk",
+        )
+    elif at.is_dir() and os.access(at, os.W_OK | os.X_OK):
         yield ok("TT003", f"runs are kept in {folder}")
     elif not Path(at).is_dir():
         yield warn("TT003", f"runs cannot be kept in {folder}: {at} is no folder", "set TOKENTRACE_DATA_DIR")

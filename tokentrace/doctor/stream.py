@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from tokentrace.doctor.check import Check, Result, Situation, ok, unknown, warn
 from tokentrace.doctor.live import NOTE_ONE_TOKEN
 from tokentrace.exchange import Exchange
-from tokentrace.wording import duration
+from tokentrace.wording import duration, plural
 
 #: Pieces that come this close together were not made one after the other by a model.
 _AT_ONCE_NS = 2_000_000
@@ -60,7 +60,7 @@ def _usage(s: Situation) -> Iterable[Result]:
         yield warn(
             "TT872",
             "the server sends no usage, so how many tokens there were is not known",
-            "ask for stream_options.include_usage; if it was refused, update the server or the gateway",
+            "update the server or the gateway: stream_options.include_usage was asked for",
             *(note for x in replies for note in x.notes if "stream_options" in note),
         )
     elif any(x.output_tokens is None or x.input_tokens is None for x in replies):
@@ -102,9 +102,18 @@ def _changed(s: Situation) -> Iterable[Result]:
     if not replies:
         yield unknown("TT874", "no reply came to look at")
     elif notes:
-        yield warn("TT874", notes[0], "use an address and fields that the server takes as they are", *notes[1:])
+        yield warn("TT874", notes[0], _as_it_wants(notes[0]), *notes[1:])
     else:
         yield ok("TT874", "the request was taken as it was sent")
+
+
+def _as_it_wants(note: str) -> str:
+    """What clients that do not adapt have to do."""
+    if "redirected" in note:
+        return "use a base URL that leads there without a redirect"
+    if "stream_options" in note:
+        return "leave stream_options out for this server, in other clients too"
+    return "send max_completion_tokens to this server, in other clients too"
 
 
 def _content(s: Situation) -> Iterable[Result]:
@@ -113,10 +122,11 @@ def _content(s: Situation) -> Iterable[Result]:
     if x is None or not x.complete:
         yield unknown("TT875", "no reply of several tokens came to look at")
     elif not (x.text or x.reasoning or any(c.kind == "tool" for c in x.chunks)):
-        made = f"{x.output_tokens} tokens were made" if x.output_tokens else "the reply is whole"
+        counted = f"the server counts {plural(x.output_tokens or 0, 'token')} of reply"
+        made = counted if x.output_tokens else "the reply is whole"
         yield warn(
             "TT875",
-            f"{made}, and no text of them came",
+            f"{made}, and no text came",
             "a reasoning model may hide its first tokens; else look at the server's reasoning or tool parser",
         )
     else:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tokentrace.emit._otlp_http import tls_fix
+from tokentrace.emit._otlp_http import key_fix, tls_fix
 from tokentrace.emit._otlp_outcome import (
     ABSENT_PATIENCE_S,
     REFUSED,
@@ -110,7 +110,7 @@ class GrpcTransport(Transport):
         if code in _RETRYABLE:
             return Outcome(RETRY, said, fix="send again when it has recovered", retry_after_s=_retry_info(error))
         if code in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
-            return Outcome(STOP, said, fix="put the receiver's key into OTEL_EXPORTER_OTLP_HEADERS (key=value)")
+            return Outcome(STOP, said, fix=key_fix(self._target))
         if code == "UNIMPLEMENTED":
             return Outcome(STOP, said, fix=f"nothing takes traces at {self._target.host_port}: correct the endpoint")
         return Outcome(REFUSED, said, fix="see the receiver's log for its reason")

@@ -74,7 +74,11 @@ class HttpTransport(Transport):
                 return self._judge(response, bytes(answer))
         except httpx.TimeoutException as error:
             if isinstance(error, httpx.ConnectTimeout):
-                return Outcome(RETRY, f"did not take a connection within {seconds(timeout_s)}", fix=self._fix_address())
+                what = "a TLS connection" if self._target.secure else "a connection"
+                plain = "; if it speaks plain http, begin it with http://" if self._target.secure else ""
+                return Outcome(
+                    RETRY, f"did not take {what} within {seconds(timeout_s)}", fix=self._fix_address() + plain
+                )
             return Outcome(
                 RETRY,
                 f"gave no answer within {seconds(timeout_s)}, so the spans may or may not be there",
@@ -95,7 +99,7 @@ class HttpTransport(Transport):
         if status == 413:
             return Outcome(SPLIT, said, fix="raise the receiver's limit for one request")
         if status in (401, 403):
-            return Outcome(STOP, said, fix="put the receiver's key into OTEL_EXPORTER_OTLP_HEADERS (key=value)")
+            return Outcome(STOP, said, fix=key_fix(self._target))
         if 300 <= status < 400:
             where = response.headers.get("location", "")
             return Outcome(STOP, said, fix=f"use the address it points to{': ' + short(where) if where else ''}")
@@ -158,6 +162,13 @@ class HttpTransport(Transport):
         if self._target.endpoint.rstrip("/").endswith(PATH):
             return "check the address: an OTLP receiver takes traces over HTTP at port 4318, path /v1/traces"
         return f"the path must end in {PATH}: OTEL_EXPORTER_OTLP_ENDPOINT appends it, its TRACES_ENDPOINT does not"
+
+
+def key_fix(target: OtlpTarget) -> str:
+    """For a receiver that lets nobody in without a key, or not with this one."""
+    if target.headers:
+        return "check the key in OTEL_EXPORTER_OTLP_HEADERS, and the name of its header"
+    return "put the receiver's key into OTEL_EXPORTER_OTLP_HEADERS (key=value)"
 
 
 def tls_fix(text: str, target: OtlpTarget) -> str:
