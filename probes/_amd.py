@@ -245,7 +245,7 @@ class AmdSmiSensor(Sensor):
             watts = self._watts() if self.info.fields.get("power") == "yes" else None
         except self._smi.AmdSmiException as error:
             raise SensorError(_words(error)) from error
-        return Reading((before + (after if joules is not None else now_ns())) // 2, joules, watts)
+        return Reading.within(before, after if joules is not None else now_ns(), joules, watts)
 
     def condition(self) -> Condition:
         smi, fields = self._smi, self.info.fields
@@ -314,7 +314,7 @@ class AmdgpuHwmonSensor(Sensor):
     def read(self) -> Reading:
         before = now_ns()
         watts = number_in(self._power) / 1e6
-        return Reading((before + now_ns()) // 2, watts=watts)
+        return Reading.within(before, now_ns(), watts=watts)
 
     def condition(self) -> Condition:
         temperature = self._maybe("temp2_input") or self._maybe("temp1_input")

@@ -50,7 +50,7 @@ class _EnergyFile(Sensor):
     def read(self) -> Reading:
         before = now_ns()
         value = number_in(self._file)
-        return Reading((before + now_ns()) // 2, joules=value / 1e6)
+        return Reading.within(before, now_ns(), joules=value / 1e6)
 
 
 class RaplSensor(_EnergyFile):
@@ -162,7 +162,7 @@ class HwmonPowerSensor(Sensor):
     def read(self) -> Reading:
         before = now_ns()
         watts = self._watts()
-        return Reading((before + now_ns()) // 2, watts=watts)
+        return Reading.within(before, now_ns(), watts=watts)
 
 
 def hwmon(root: Path = HWMON) -> Found:

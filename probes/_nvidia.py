@@ -293,7 +293,7 @@ class NvmlSensor(Sensor):
             watts = None
             # Beside a counter power is only shown; asked for more often than 50 ms some drivers answer 0 or an error.
             if energy is not None and before - self._power_ns < _POWER_EVERY_NS:
-                return Reading((before + after) // 2, energy)
+                return Reading.within(before, after, energy)
             self._power_ns = before
             if self._instant:
                 watts = self._instant_mw() / 1000
@@ -303,7 +303,7 @@ class NvmlSensor(Sensor):
                 after = now_ns()
         except nvml.NVMLError as error:
             raise SensorError(words(nvml, error.value)) from error
-        return Reading((before + after) // 2, energy, watts)
+        return Reading.within(before, after, energy, watts)
 
     def _samples(self) -> list[tuple[int, float]]:
         nvml = self._nvml

@@ -71,6 +71,80 @@ def test_truth_lies_within_the_bound_of_an_integral(samples: list[float], period
     assert abs(got.joules - (profile.energy(b) - profile.energy(a))) <= got.error_joules + 1e-6
 
 
+def held_up(data: st.DataObject, starts: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+    """Reads one after the other, some held up: when each looked, the middle of its call, and how long that took."""
+    looked, middles, lengths, free = [], [], [], 0
+    for start in starts:
+        begin = max(start, free)
+        length = data.draw(st.sampled_from([0, 10_000, MS, 30 * MS]))
+        looked.append(begin + round(data.draw(st.sampled_from([0.0, 0.3, 1.0])) * length))
+        middles.append(begin + length // 2)
+        lengths.append(length)
+        free = begin + length + MS
+    return looked, middles, lengths
+
+
+@settings(max_examples=200, deadline=None)
+@given(profiles(plateau_ms=500), st.integers(5, 100), st.integers(5, 40), st.data())
+def test_truth_lies_within_the_bound_of_a_counter_whose_reads_were_held_up(
+    profile: Profile, period_ms: int, poll_ms: int, data: st.DataObject
+) -> None:
+    end = int(profile.edges[-1])
+    looked, middles, lengths = held_up(data, range(0, end + 1, poll_ms * MS))
+    shown = [profile.energy(t // (period_ms * MS) * (period_ms * MS)) for t in looked]
+    curve = counter_curve(
+        middles, shown, resolution_joules=1e-6, assumed_period_ns=period_ms * MS, reads_ns=lengths
+    )  # fmt: skip
+    first, last = int(curve.times_ns[0]), int(curve.times_ns[-1])
+    edges = [t for t in (*looked, *middles, *(int(e) for e in profile.edges)) if first <= t <= last]
+    a, b = sorted(data.draw(st.sampled_from(edges) | st.integers(first, last)) for _ in range(2))
+    got = curve.between(a, b)
+    assert abs(got.joules - (profile.energy(b) - profile.energy(a))) <= got.error_joules + 1e-6
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(1, 700), min_size=3, max_size=20), st.integers(1, 100), st.data())
+def test_truth_lies_within_the_bound_of_an_integral_whose_reads_were_held_up(
+    samples: list[float], period_ms: int, data: st.DataObject
+) -> None:
+    looked, middles, lengths = held_up(data, [i * period_ms * MS for i in range(len(samples))])
+    edges, watts = [float(looked[0])], []
+    for i in range(len(samples) - 1):
+        jump = looked[i] + data.draw(st.sampled_from([0.0, 0.5, 1.0])) * (looked[i + 1] - looked[i])
+        edges += [jump, float(looked[i + 1])]
+        watts += [samples[i], samples[i + 1]]
+    profile = Profile(edges, watts)  # type: ignore[arg-type]
+    curve = power_curve(middles, samples, reads_ns=lengths)
+    first, last = max(looked[0], middles[0]), min(looked[-1], middles[-1])
+    ends = [t for t in (*looked, *middles, *map(int, edges)) if first <= t <= last]
+    a, b = sorted(data.draw(st.sampled_from(ends) | st.integers(first, last)) for _ in range(2))
+    got = curve.between(a, b)
+    assert abs(got.joules - (profile.energy(b) - profile.energy(a))) <= got.error_joules + 1e-6
+
+
+def test_a_counter_read_at_the_end_of_a_call_that_was_held_up() -> None:
+    """100 W; the call from 1.0 s to 1.4 s was held up before it looked, and is stamped with its middle, 1.2 s."""
+    quick = [10 * MS * n for n in range(100)]
+    middles = [*quick, 1200 * MS, 1410 * MS, 1420 * MS]
+    shown = [0.1 * t / MS for t in (*quick, 1400 * MS, 1410 * MS, 1420 * MS)]
+    lengths = [*(20_000 for _ in quick), 400 * MS, 20_000, 20_000]
+    curve = counter_curve(middles, shown, resolution_joules=1e-6, assumed_period_ns=10 * MS, reads_ns=lengths)
+    got = curve.between(500 * MS, 1200 * MS)
+    assert abs(got.joules - 70) > 10, "the middle of the call is the wrong moment"
+    assert abs(got.joules - 70) <= got.error_joules
+
+
+def test_a_read_that_took_long_widens_the_bound_and_a_short_one_hardly() -> None:
+    polls = list(range(0, 2000 * MS, 20 * MS))
+    shown = [0.1 * t / MS for t in polls]
+    plain, quick, slow = (
+        counter_curve(polls, shown, resolution_joules=1e-6, assumed_period_ns=20 * MS, reads_ns=[length] * len(polls))
+        for length in (0, 20_000, 10 * MS)
+    )
+    errors = [curve.require(500 * MS, 1500 * MS).error_joules for curve in (plain, quick, slow)]
+    assert errors[0] < errors[1] < 1.01 * errors[0] and errors[2] > 1.2 * errors[0]
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(1, 700), st.integers(1, 300)), min_size=1, max_size=10),

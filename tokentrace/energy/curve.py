@@ -4,7 +4,8 @@ Both sources become an `EnergyCurve`: energy drawn since the first reading, at k
 energy of a request, of its prefill, of one token) is a difference of two values of that curve.
 
 What the bound covers: that the sensor moves only now and then (period), that a movement is noticed late (polling),
-its resolution and, for averaged power, the averaging window. It takes power never to exceed the highest mean seen
+that a reading is of some moment between the begin and the end of its call, the resolution and, for averaged power, the
+averaging window. It takes power never to exceed the highest mean seen
 between two readings. What it does not cover: the sensor's calibration (NVIDIA states +/- 5 % for some boards) and
 sensors that look only part of the time; arXiv 2312.02741 measured boards that sample 25 ms of each 100 ms.
 Times are integer nanoseconds, energies joules, powers watts.
@@ -39,8 +40,9 @@ class EnergyCurve:
 
     `late_ns[i]`: the counter may have reached point i this much earlier than it was noted. `spread_w[i]`: how far
     power may lie from the straight line between samples i and i+1 (integration only). `edge_joules`: doubt added at
-    each end of a stretch by resolution and averaging. `period_ns`: how often the sensor moves; `period_measured` is
-    False when that is an assumption because the sensor was not seen moving often enough.
+    each end of a stretch by resolution and averaging. `doubt_ns[i]`: point i was read this much earlier or later than
+    it is stamped, at most. `period_ns`: how often the sensor moves; `period_measured` is False when that is an
+    assumption because the sensor was not seen moving often enough.
     """
 
     method: str
@@ -48,6 +50,7 @@ class EnergyCurve:
     joules: Any  # numpy float64
     late_ns: Any
     spread_w: Any
+    doubt_ns: Any  # numpy int64
     edge_joules: float
     period_ns: int
     period_measured: bool
@@ -80,25 +83,40 @@ class EnergyCurve:
         """How wrong `at` may be at this instant, in joules."""
         i, share = self._place(time_ns)
         if share < 0 or share > 1:
-            beyond_s = abs(time_ns - int(self.times_ns[0 if share < 0 else -1])) / NS
+            end = 0 if share < 0 else -1
+            beyond_s = (abs(time_ns - int(self.times_ns[end])) + int(self.doubt_ns[end])) / NS
             return beyond_s * self.peak_w + self.edge_joules
         if self.method == "counter":
             # The counter's own value is exact where it moves; between two moves the energy may have come at any
             # time, so it lies between the two values.
+            # A point that was read later than stamped has less before it, one read earlier more behind it.
             energy, late = self._step(i)
-            return max(share * energy, (1 - share) * energy + late) + self.edge_joules
+            before, behind = self._doubt(i)
+            return max(share * energy + before, (1 - share) * energy + late + behind) + self.edge_joules
         length_s = float(self.times_ns[i + 1] - self.times_ns[i]) / NS
         return 0.5 * float(self.spread_w[i]) * length_s * share * (1 - share) + self.edge_joules
 
+    def _doubt(self, i: int) -> tuple[float, float]:
+        """What the doubt about the times of stretch i's first and last point may amount to, in joules."""
+        return self.peak_w * float(self.doubt_ns[i]) / NS, self.peak_w * float(self.doubt_ns[i + 1]) / NS
+
     def _within(self, start_ns: int, end_ns: int) -> float:
-        """Doubt of an integral from what power did between samples, in joules: half the spread times the time."""
+        """Doubt of an integral from what power did between samples, in joules: half the spread times the time.
+
+        And around each sample, for as long as its read took: there power may have been that of either side.
+        """
         import numpy as np
 
         if self.method == "counter":
             return 0.0
         lengths = np.diff(self.times_ns) / NS
         total = np.concatenate(([0.0], np.cumsum(0.5 * self.spread_w * lengths)))
-        return float(np.interp(end_ns, self.times_ns, total) - np.interp(start_ns, self.times_ns, total))
+        between = float(np.interp(end_ns, self.times_ns, total) - np.interp(start_ns, self.times_ns, total))
+        # Beyond the first and the last sample nothing is known but the peak.
+        sides = np.concatenate(([self.peak_w], self.spread_w, [self.peak_w]))
+        around = 2 * self.doubt_ns / NS * (sides[:-1] + sides[1:])
+        first, last = self._place(start_ns)[0], self._place(end_ns)[0] + 1
+        return between + float(around[first : last + 1].sum())
 
     def between(self, start_ns: int, end_ns: int) -> Energy:
         """Energy drawn from start to end. Raises ValueError when end lies before start."""
@@ -111,7 +129,8 @@ class EnergyCurve:
         if self.method == "counter" and i == j and first >= 0 and last <= 1:
             # Both ends between the same two moves: the energy is anything from none to all of that move.
             energy, late = self._step(i)
-            error = min(error, max(joules, energy + late - joules) + 2 * self.edge_joules)
+            doubt = sum(self._doubt(i))
+            error = min(error, max(joules, energy + late + doubt - joules) + 2 * self.edge_joules)
         return Energy(joules, error)
 
     def require(self, start_ns: int, end_ns: int) -> Energy:
@@ -162,6 +181,13 @@ def unwrap(values: Sequence[float], range_: float | None) -> list[float]:
     return result
 
 
+def _halves(reads_ns: Sequence[int], count: int) -> list[int]:
+    """Half the length of each read, rounded up; 0 where it is not told. Raises ValueError for another number."""
+    if reads_ns and len(reads_ns) != count:
+        raise ValueError("as many lengths of reads as readings are needed")
+    return [(length + 1) // 2 for length in reads_ns] or [0] * count
+
+
 def counter_curve(
     times_ns: Sequence[int],
     joules: Sequence[float],
@@ -169,9 +195,11 @@ def counter_curve(
     resolution_joules: float,
     assumed_period_ns: int,
     wrap_joules: float | None = None,
+    reads_ns: Sequence[int] = (),
 ) -> EnergyCurve:
     """The curve of a total-energy counter that was polled. Readings that show no movement only tell how late the
-    next one is. Raises CannotTell when there are fewer than two different values.
+    next one is. `reads_ns`: how long each read took, its time being the middle of that. Raises CannotTell when there
+    are fewer than two different values.
     """
     import numpy as np
 
@@ -190,19 +218,26 @@ def counter_curve(
     # The first reading stood at its value for an unknown time, so the first gap says nothing about the period.
     measured = len(gaps) >= 3
     period = int(np.median(gaps[1:])) if measured else max(assumed_period_ns, int(gaps.min()))
-    late = np.array([period] + [times_ns[i] - times_ns[i - 1] for i in kept[1:]], dtype=np.int64)
+    half = _halves(reads_ns, len(times_ns))
+    doubt = np.array([half[i] for i in kept], dtype=np.int64)
+    late = [period + half[kept[0]]]
+    late += [times_ns[i] - times_ns[i - 1] + half[i] + half[i - 1] for i in kept[1:]]
+    # Two points may lie closer together than their stamps, so the mean between them may have been higher. Of a stretch
+    # that is mostly doubt half is taken: one read that was held up must not make the peak anything.
+    lengths = np.maximum(gaps - doubt[1:] - doubt[:-1], gaps / 2)
     energy = np.array([values[i] - values[0] for i in kept], dtype=np.float64)
     return EnergyCurve(
         method="counter",
         times_ns=times,
         joules=energy,
-        late_ns=late,
+        late_ns=np.array(late, dtype=np.int64),
         spread_w=np.zeros(len(gaps)),
+        doubt_ns=doubt,
         edge_joules=resolution_joules,
         period_ns=period,
         period_measured=measured,
         averaging_ns=0,
-        peak_w=float(np.max(np.diff(energy) / gaps)) * NS,
+        peak_w=float(np.max(np.diff(energy) / lengths)) * NS,
     )
 
 
@@ -213,8 +248,9 @@ def power_curve(
     averaging_ns: int = 0,
     resolution_w: float = 0.0,
     assumed_period_ns: int = 0,
+    reads_ns: Sequence[int] = (),
 ) -> EnergyCurve:
-    """The curve of sampled power by the trapezoid rule.
+    """The curve of sampled power by the trapezoid rule. `reads_ns`: how long each read took, its time being the middle.
 
     The bound takes power between two samples to lie between them (plus resolution): a spike that begins and ends
     between two samples is invisible to any sampling. Samples that are means over the past `averaging_ns` shift
@@ -232,6 +268,7 @@ def power_curve(
     power = np.array([watts[i] for i in order], dtype=np.float64)
     gaps = np.diff(times)
     energy = np.concatenate(([0.0], np.cumsum(0.5 * (power[1:] + power[:-1]) * gaps / NS)))
+    half = _halves(reads_ns, len(times_ns))
     edge = 0.25 * (averaging_ns / NS) * float(power.max() - power.min())
     period = max(int(np.median(gaps)), assumed_period_ns)
     return EnergyCurve(
@@ -240,6 +277,7 @@ def power_curve(
         joules=energy,
         late_ns=np.zeros(len(times), dtype=np.int64),
         spread_w=np.abs(np.diff(power)) + resolution_w,
+        doubt_ns=np.array([half[i] for i in order], dtype=np.int64),
         edge_joules=edge,
         period_ns=period,
         period_measured=period > assumed_period_ns,

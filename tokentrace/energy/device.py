@@ -55,11 +55,17 @@ class SensorInfo:
 
 @dataclass(slots=True)
 class Reading:
-    """One look at a sensor. `time_ns` is the middle of the call, on this process's clock."""
+    """One look at a sensor. `time_ns` is the middle of the call, on this process's clock, `read_ns` its length."""
 
     time_ns: int
     joules: float | None = None  # the total counter, since an arbitrary zero
     watts: float | None = None
+    read_ns: int = 0
+
+    @classmethod
+    def within(cls, before_ns: int, after_ns: int, joules: float | None = None, watts: float | None = None) -> Reading:
+        """What a call that began and ended then gave: it looked at some moment between."""
+        return cls((before_ns + after_ns) // 2, joules, watts, max(0, after_ns - before_ns))
 
 
 @dataclass(slots=True)
@@ -124,14 +130,16 @@ def curve_of(log: Log) -> EnergyCurve:
             resolution_joules=info.resolution_joules,
             assumed_period_ns=info.assumed_period_ns,
             wrap_joules=info.wrap_joules,
+            reads_ns=[r.read_ns for r in readings],
         )
-    samples = [(r.time_ns, r.watts) for r in log.readings if r.watts is not None]
+    samples = [(r.time_ns, r.watts, r.read_ns) for r in log.readings if r.watts is not None]
     return power_curve(
-        [t for t, _ in samples],
-        [w for _, w in samples],
+        [t for t, _, _ in samples],
+        [w for _, w, _ in samples],
         averaging_ns=info.averaging_ns,
         resolution_w=0.001,
         assumed_period_ns=info.assumed_period_ns,
+        reads_ns=[length for _, _, length in samples],
     )
 
 
