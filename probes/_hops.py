@@ -1,6 +1,8 @@
 """The ways between the processes of a server: from the end of one's part to the beginning of the next one's.
 
     hop to engine     the request, from the process that speaks HTTP to the one with the scheduler
+    input queue       there, from the thread that takes requests in to the one that schedules: a busy engine looks only
+                      between two steps
     hop to worker     a step, from the scheduler to each process with the model
     hop from worker   its result, back again
     hop to api        the new token, from the scheduler to the process that detokenizes
@@ -32,6 +34,11 @@ def _request(steps: Sequence[Raw], own: Sequence[Raw], rid: str) -> Iterator[Rec
         # The other side may have the message before the sending function has returned.
         start = min(sent.end_ns, taken.start_ns)
         yield _hop("hop to engine", start, taken.start_ns, DOWN, sent, taken, f"request:{rid}", rid, "request_id")
+    queued = next((raw for raw in own if raw.name == "wait"), None)
+    if taken is not None and queued is not None and taken.process == queued.process and taken.thread != queued.thread:
+        end = max(taken.end_ns, queued.start_ns)
+        yield Record("input queue", LAYER, taken.end_ns, end, {}, DOWN, queued.process, queued.thread,
+                     parent_key=f"request:{rid}", request=rid, join="request_id", flow=True)  # fmt: skip
     made = sorted(
         (raw for raw in steps if raw.name == "step" and raw.data.get("tokens_out", {}).get(rid)),
         key=lambda raw: raw.end_ns,

@@ -17,8 +17,8 @@ from tokentrace.probes._kineto import Events, Ints, Mask
 from tokentrace.probes._request import our_id, step_key, step_of, window
 
 GROUP = "ops"
-_NO_EVENTS = "the profiler ran and recorded no operator of this request"
-_NO_RECORDING = "no recording came from the profiler"
+NO_EVENTS = "the profiler ran and recorded no operator of this request"
+NO_RECORDING = "no recording came from the profiler"
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ def events(context: ProbeContext, known: Sequence[Step], state: LayerState) -> l
         if len(part):
             found.append(part)
     if not found:
-        nothing = _NO_EVENTS if recordings else _NO_RECORDING
+        nothing = NO_EVENTS if recordings else NO_RECORDING
         raise ProbeUnavailable("; ".join(problems) or nothing, fix="run the request again", layer=state.layer)
     if problems:
         state.reason = "; ".join(problems)

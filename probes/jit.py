@@ -75,10 +75,9 @@ class JitProbe(AgentProbe):
         notes = []
         if not raws:
             self.state.status = "idle"
-            compiled = _says_compiled(context)
-            if compiled:
+            if _compiles(context):
                 notes.append("the model is compiled, and nothing was left to compile for this request")
-            elif not header:
+            elif not header and _compiles(context) is None:
                 notes.append("nothing was compiled; which hooks were in place was not reported")
             else:
                 notes.append("eager: nothing to compile")
@@ -89,8 +88,10 @@ class JitProbe(AgentProbe):
         self.state.reason = "; ".join(notes)
 
 
-def _says_compiled(context: ProbeContext) -> bool:
-    return context.agent is not None and bool(context.agent.facts().get("compile"))
+def _compiles(context: ProbeContext) -> bool | None:
+    """Whether the engine compiles the model, None where it does not say."""
+    told = context.agent.facts().get("compile") if context.agent is not None else None
+    return None if told is None else bool(told)
 
 
 def _folders(context: ProbeContext, environment: Mapping[str, str]) -> list[CacheFolder]:

@@ -4,7 +4,8 @@ From inside (the agent's group "engine"): submission, waiting, each step with it
 From outside: the server's /metrics before and after the request. What it counts is everybody's: the figures are this
 request's own only when it was the only one that ended in between, and the span says which of the two it is.
 
-`state.facts`: from inside steps, prefill_steps, decode_steps, mixed_steps, shared_steps, queue_wait_ns, finish_reason;
+`state.facts`: from inside steps, prefill_steps, decode_steps, mixed_steps, shared_steps, queue_wait_ns (in the
+scheduler's queue, as vLLM counts it), input_queue_ns (before that), finish_reason;
 from outside engines (each with running, waiting, kv_usage, the means and the counts), findings (sentences).
 """
 
@@ -86,12 +87,16 @@ class QueueProbe(AgentProbe):
         records += [_part(raw) for raw in raws if raw.name in _PARTS and step_of(raw) in ours]
         own = [raw for raw in raws if raw.data.get("rid") == rid]
         work = [raw for raw in context.agent.records("model") if raw.name == "work" and step_of(raw) in ours]
-        records += hops([raw for raw in raws if step_of(raw) in ours], own, work, rid)
+        between = hops([raw for raw in raws if step_of(raw) in ours], own, work, rid)
+        records += between
         records += [_own(raw, rid) for raw in own]
         if not records:
             raise ProbeUnavailable("the engine recorded nothing for this request", fix="look at the server's log")
         records.append(_request([*own, *ours.values()], rid))
         self._facts(list(ours.values()), own)
+        for one in between:
+            if one.name == "input queue":
+                self.state.facts["input_queue_ns"] = one.end_ns - one.start_ns
         return records
 
     def _facts(self, steps: Sequence[Raw], own: Sequence[Raw]) -> None:
@@ -145,6 +150,8 @@ def _step(raw: Raw, rid: str) -> Record:
                       ("kv_blocks_total", "kv_total")):  # fmt: skip
         if data.get(key) is not None:  # what this engine does not tell is left out
             attributes[f"tokentrace.step.{name}"] = data[key]
+    if data.get("siblings"):
+        attributes["tokentrace.step.siblings"] = data["siblings"]
     if "preempted" in data:
         attributes["tokentrace.step.preempted"] = len(data["preempted"])
     cached = data.get("cached_tokens", {}).get(rid)

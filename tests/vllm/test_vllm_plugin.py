@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 
@@ -19,7 +21,7 @@ from tokentrace import attach, workflow
 from tokentrace.agent_client import AgentGroup
 from tokentrace.attach import progress
 from tokentrace.attach.session import ask
-from tokentrace.attach.watch import watch
+from tokentrace.attach.watch import Row, watch
 from tokentrace.client.settings import Endpoint
 from tokentrace.errors import AttachError, EngineError, ProbeUnavailable
 from tokentrace.model import Trace
@@ -226,6 +228,37 @@ def test_requests_of_others_are_traced_as_they_come_without_their_text(server: V
         assert "zanzibar" not in json.dumps([s.attributes for s in run.trace.spans], default=str)
         assert "zanzibar" not in json.dumps(run.report.to_json(), default=str)
     assert len({run.trace.trace_id for _, run in seen}) == 3
+
+
+def complete_text(server: VllmServer, model: str, prompt: str | list[str]) -> None:
+    body = json.dumps({"model": model, "prompt": prompt, "max_tokens": 3, "ignore_eos": True}).encode()
+    request = urllib.request.Request(f"{server.url}/completions", body, {"Content-Type": "application/json"})
+    urllib.request.urlopen(request, timeout=240).read()
+
+
+def test_requests_of_others_that_end_otherwise_are_told_as_they_were(server: VllmServer) -> None:
+    wanted = {"/v1/chat/completions abort", "/v1/completions ", "/v1/completions length"}
+    with attached(server) as found:
+        streams: list[Stream] = []
+
+        def begin(under_way: int) -> None:
+            if not streams:
+                streams.append(Stream(server.url, "Count", UNTIL_LEFT))
+                assert streams[0].came(2)
+                streams[0].leave()
+                with pytest.raises(urllib.error.HTTPError):
+                    complete_text(server, "no such model", "Hi")
+                complete_text(server, MODEL, ["One", "Two"])
+
+        seen: dict[str, tuple[Row, workflow.Run]] = {}
+        for row, run in watch(found, settings(server), for_s=240, stop=lambda: seen.keys() >= wanted, idle=begin):
+            seen[f"{row.path} {row.ended}"] = row, run
+    assert seen.keys() >= wanted
+    refused, several = seen["/v1/completions "][0], seen["/v1/completions length"][0]
+    assert (refused.status, refused.prompt_tokens) == (404, None)
+    assert (several.replies, several.reply_tokens) == (2, 3)
+    run = seen["/v1/completions length"][1]
+    assert not any("also served other" in one.sentence for one in run.report.findings)
 
 
 def test_others_watched_deeply_are_profiled_between_their_steps(server: VllmServer) -> None:

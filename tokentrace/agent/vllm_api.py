@@ -119,8 +119,9 @@ class Api:
             self.by_rid.pop(rid, None)
         self._let_go(arrival)
         if not arrival.rid:
-            # It never came to the engine. Of others' requests only those that did are of interest.
-            if not arrival.traceparent or spine.selection.all:
+            # It never came to the engine. Of others' requests that is of interest when it failed.
+            others = not arrival.traceparent or spine.selection.all
+            if others and not (spine.selection.all and (arrival.status >= 400 or problem is not None)):
                 return
             arrival.bind(f"http-{os.getpid()}-{next(_numbers)}")
         data: dict[str, Any] = {"method": arrival.method, "path": arrival.path, "status": arrival.status}

@@ -65,6 +65,11 @@ def _reply_cut(trace: Trace, found: Analysis) -> Iterator[Finding]:
         count = facts.get("output_tokens")
         text = plural(count, "output token") if isinstance(count, int) else ""
         yield Finding(8, "The reply was cut off at the token limit.", text, "raise --max-tokens", "ok")
+    if facts.get("finish_reason") == "abort":
+        count = facts.get("output_tokens")
+        text = f"after {plural(count, 'output token')}" if isinstance(count, int) else ""
+        yield Finding(8, "The request was aborted before its reply was whole, as when its client hangs up.", text, "",
+                      "warn")  # fmt: skip
     asked = found.main.view.chat != NONE and trace.attributes(found.main.view.chat).get("gen_ai.operation.name")
     if asked and facts and found.main.view.whole and not facts.get("chunks"):
         yield Finding(8, "The server answered without any content.", f"finish reason {facts.get('finish_reason')!r}",
@@ -174,6 +179,8 @@ def _unattributed(trace: Trace, found: Analysis) -> Iterator[Finding]:
         yield Finding(8, sentence, f"--layers left out {without}", "leave --layers away", "unknown")
         return
     if not any(layer < 8 for layer, _ in main.own):
+        if trace.meta.get("mode") == "attach" and not trace.meta.get("prompt") and main.view.exchange.get("error"):
+            return  # somebody's request, refused where it came in: we looked from inside
         sentence = f"{size} of the request lies in the server and on the network, which cannot be seen from here."
         yield Finding(
             8,
@@ -226,17 +233,21 @@ def _recorded_in_part(trace: Trace, found: Analysis) -> Iterator[Finding]:
         "stand under layer 5 undivided, so layers 4 and 3 took more than is shown."
     )
     fix = "leave --once away, which shares them out, or ask for a shorter reply: --max-tokens"
+    if trace.meta.get("mode") == "attach":
+        fix = "raise --steps"
+        if trace.meta.get("prompt"):  # our own
+            fix = "leave --once away, which shares them out, or raise --steps"
     yield Finding(5, sentence, f"{share(time_ns, main.wall_ns)} of the request", fix, "warn")
 
 
 def _queue_wait(trace: Trace, found: Analysis) -> Iterator[Finding]:
     main = found.main
-    waits = [r for r in main.view.rows if trace.layer[r] == 6 and name_of(trace, r) == "queue wait"]
+    waits = [r for r in main.view.rows if trace.layer[r] == 6 and name_of(trace, r) in ("queue wait", "input queue")]
     waited = sum(trace.end_ns[r] - trace.start_ns[r] for r in waits)
     whole = main.ttft_ns or main.wall_ns
     if waited > 5 * _SMALL_NS and waited > whole // 4:
         first = main.steps[0] if main.steps else None
-        others = first.batch_size - 1 if first is not None and first.batch_size else 0
+        others = first.batch_size - 1 - first.siblings if first is not None and first.batch_size else 0
         evidence = f"{duration(waited)} of {duration(whole)}"
         if others:
             evidence += f"; its first step held {plural(others, 'other request')}"
@@ -246,7 +257,7 @@ def _queue_wait(trace: Trace, found: Analysis) -> Iterator[Finding]:
 
 def _shared(trace: Trace, found: Analysis) -> Iterator[Finding]:
     steps = found.steps
-    crowded = [s.batch_size for s in steps if s.batch_size is not None and s.batch_size > 1]
+    crowded = [s.batch_size for s in steps if s.batch_size is not None and s.batch_size - s.siblings > 1]
     if crowded:
         sentence = f"{len(crowded)} of {plural(len(steps), 'step')} also served other requests."
         yield Finding(6, sentence, f"up to {max(crowded)} requests in a batch", "", "ok")

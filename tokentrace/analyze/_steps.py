@@ -25,6 +25,7 @@ class StepRow:
     sample_ns: int | None
     token_id: int | None
     preempted: int
+    siblings: int = 0  # of the batch: replies to the same request, where it asked for several
 
     def as_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -80,6 +81,7 @@ def steps(trace: Trace, view: PassView) -> list[StepRow]:
                 sample_ns=inside[row].get("sample"),
                 token_id=number("tokentrace.token.id"),
                 preempted=number("tokentrace.step.preempted") or 0,
+                siblings=number("tokentrace.step.siblings") or 0,
             )
         )
     return result

@@ -11,17 +11,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tokentrace.errors import EndpointError
 from tokentrace.exchange import Chunk, Exchange
 from tokentrace.layers import by_number
 from tokentrace.model import IdSource, Process, Record, Trace
 from tokentrace.probe import Columns, LayerState, ProbeContext, ProbeUnavailable, Raw
 from tokentrace.probes._http_server import server_side
+from tokentrace.probes._ops import NO_EVENTS, NO_RECORDING
 from tokentrace.probes._request import step_of
 from tokentrace.registry import create
 from tokentrace.stitch import PassRecords, stitch
 
 LIGHT, DEEP = (7, 6, 5, 2), (4, 3)
 NOT_DEEP = "not probed while requests of others are watched, so that nobody is slowed down"
+SPENT = "the steps that the profiler records were spent on another request"
 NO_POWER = "not measured for one request among others"
 ONE_SIDE = "seen from the server's side; the client was not watched"
 #: Records of steps are kept this long for requests that are still under way.
@@ -31,12 +34,18 @@ _STEPS = frozenset(("step", "schedule", "dispatch", "update", "prepare", "work",
 
 @dataclass(slots=True)
 class Served:
-    """One finished request. `raws` are its own records and those of the steps that served it."""
+    """One finished request. `raws` are its own records and those of the steps that served it.
+
+    A request for several replies (n > 1, or several prompts) is followed by its first one, `rid`; `replies` counts
+    them, and `tokens` what all of them made (None where the engine did not say of each).
+    """
 
     rid: str
     request: Raw
     raws: list[Raw]
     columns: list[Columns] = field(default_factory=list)
+    replies: int = 1
+    tokens: int | None = None
 
     def named(self, name: str) -> list[Raw]:
         return [raw for raw in self.raws if raw.name == name]
@@ -88,11 +97,18 @@ class Sorter:
         found = []
         for rid in sorted(ready, key=lambda one: self._ended[one].end_ns):
             request, raws = self._ended.pop(rid), self._own.pop(rid)
+            siblings = [str(one) for one in request.data.get("rids") or () if one != rid]
+            made = [_tokens(one) for one in (raws, *(self._own.pop(other, []) for other in siblings))]
             for key in self._of.pop(rid, []):
-                raws += self._steps.get(key, [])
+                raws += [_told_siblings(raw, siblings) for raw in self._steps.get(key, [])]
             raws += [raw for raw in self._loose if request.start_ns <= raw.end_ns and raw.start_ns <= request.end_ns]
+            for other in siblings:
+                self._of.pop(other, None)
+                self._done[other] = request.end_ns
             self._done[rid] = request.end_ns
-            found.append(Served(rid, request, raws))
+            told = [one for one in made if one is not None]
+            whole = sum(told) if len(told) == len(made) else None
+            found.append(Served(rid, request, raws, replies=1 + len(siblings), tokens=whole))
         self._prune(now_ns)
         return found
 
@@ -103,8 +119,22 @@ class Sorter:
         for key in [k for k, raws in self._steps.items() if max(raw.end_ns for raw in raws) < oldest]:
             del self._steps[key]
         self._loose = [raw for raw in self._loose if raw.end_ns >= oldest]
+        ended = {rid: max(raw.end_ns for raw in raws) for rid, raws in self._own.items() if _tokens(raws) is not None}
+        for rid in [one for one, end in ended.items() if one not in self._ended and end < now_ns - int(KEEP_S * 1e9)]:
+            del self._own[rid]  # nobody will ask: one of very many replies to a request, or it came without HTTP
         for rid in [one for one, end in self._done.items() if end < now_ns - int(60e9)]:
             del self._done[rid]
+
+
+def _tokens(raws: Sequence[Raw]) -> int | None:
+    """How many tokens a reply had when it finished; None when that is not told."""
+    return next((int(raw.data["tokens"]) for raw in raws if raw.name == "finish" and "tokens" in raw.data), None)
+
+
+def _told_siblings(raw: Raw, siblings: Sequence[str]) -> Raw:
+    """A step that says how many of its batch are other replies to the same request."""
+    count = sum(one in siblings for one in raw.data.get("reqs") or ()) if siblings and raw.name == "step" else 0
+    return raw._replace(data={**raw.data, "siblings": count}) if count else raw
 
 
 class _Recorded:
@@ -170,6 +200,8 @@ def _collect(number: int, context: ProbeContext, records: list[Record]) -> Layer
         records.extend(probe.collect(context))
         return probe.state
     except ProbeUnavailable as error:
+        if number in DEEP and str(error) in (NO_RECORDING, NO_EVENTS):
+            return LayerState(number, "unseen", SPENT, "watch longer, or raise --steps", probe.state.facts)
         return LayerState(number, "unseen", str(error), error.fix, probe.state.facts)
     except Exception as error:  # noqa: BLE001 - a layer that fails never fails the others
         return LayerState(number, "unseen", f"its probe failed: {type(error).__name__}: {error}")
@@ -199,6 +231,16 @@ def exchange_of(served: Served, facts: Mapping[str, Any]) -> Exchange:
         error_type=str(data.get("error") or ""),
         notes=[ONE_SIDE],
     )
+    if exchange.status_code >= 400:
+        how = "refused it" if exchange.status_code < 500 else "failed"
+        exchange.error = EndpointError(
+            f"the server {how}: HTTP {exchange.status_code}",
+            fix="look at what its client sent; the server's log may say more",
+            layer=8,
+        )
+    if served.replies > 1:
+        tokens = "" if served.tokens is None else f", of {served.tokens} tokens in all"
+        exchange.notes.append(f"the request asked for {served.replies} replies{tokens}: this is the way of the first")
     usage = {}
     if submit is not None and "tokens" in submit.data:
         usage["prompt_tokens"] = submit.data["tokens"]

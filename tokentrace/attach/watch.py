@@ -30,7 +30,12 @@ _NOBODY = {"trace_ids": ["none"]}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the table shows of one request. Times are ns, None is not known; `batch` is the largest one it was in."""
+    """What the table shows of one request. Times are ns, None is not known; `batch` is the largest one it was in.
+
+    `wait_ns` is all the time in the engine's process before its first step. Of several `replies` to one request the
+    figures are the first one's. `ended` is the engine's reason: stop, length, abort, …; "" not known, as of a request
+    that never came to the engine.
+    """
 
     request: str
     status: int
@@ -45,6 +50,9 @@ class Row:
     layer: str  # that took most, "" not known
     share: float | None
     run: str = ""  # its folder's name
+    replies: int = 1
+    ended: str = ""
+    path: str = ""
 
 
 class Watcher:
@@ -187,7 +195,6 @@ def row_of(served: Served, run: workflow.Run) -> Row:
     """The line of the table for one request."""
     report = run.report
     steps = served.named("step")
-    wait = served.first("wait")
     prefill = [raw.end_ns - raw.start_ns for raw in steps if _phase_of(raw, served.rid) == "prefill"]
     decode = [raw.end_ns - raw.start_ns for raw in steps if _phase_of(raw, served.rid) == "decode"]
     # An engine that does not say how many tokens a step gave gives one.
@@ -205,14 +212,32 @@ def row_of(served: Served, run: workflow.Run) -> Row:
         reply_tokens=report.tokens.get("output"),
         wall_ns=report.wall_ns,
         ttft_ns=report.ttft_ns,
-        wait_ns=wait.end_ns - wait.start_ns if wait is not None else None,
+        wait_ns=_waited(served),
         prefill_ns=sum(prefill) if prefill else None,
         decode_ns_per_token=sum(decode) / made if made else None,
         batch=max((int(raw.data.get("batch") or 0) for raw in steps), default=None),
         layer=most[1] if most is not None else "",
         share=most[0] if most is not None else None,
         run=run.folder.name if run.folder is not None else "",
+        replies=served.replies,
+        ended=_ended(served),
+        path=str(served.request.data.get("path") or ""),
     )
+
+
+def _waited(served: Served) -> int | None:
+    """From when the engine's process had taken the request in to its first step, ns. A busy engine looks for new
+    requests only between two steps, which is before its scheduler begins to count."""
+    wait, taken = served.first("wait"), served.first("receive")
+    if wait is None:
+        return None
+    since = taken.end_ns if taken is not None and taken.process == wait.process else wait.start_ns
+    return wait.end_ns - min(since, wait.start_ns)
+
+
+def _ended(served: Served) -> str:
+    finish = served.first("finish")
+    return str(finish.data.get("reason") or "") if finish is not None else ""
 
 
 def _phase_of(step: Raw, rid: str) -> str:
@@ -224,7 +249,7 @@ def _phase_of(step: Raw, rid: str) -> str:
 
 
 #: Of the table: name, width, and which goes first where the terminal is narrow (the highest number).
-_COLUMNS = (("request", 24, 5), ("tokens", 11, 4), ("first token", 11, 0), ("waited", 7, 0), ("prefill", 7, 0),
+_COLUMNS = (("request", 24, 5), ("tokens", 15, 4), ("first token", 11, 0), ("waited", 7, 0), ("prefill", 7, 0),
             ("per token", 9, 0), ("batch", 5, 3), ("took most", 24, 0))  # fmt: skip
 _GAP = 2
 _WIDE = 140  # of a file or a pipe
@@ -242,20 +267,38 @@ def table(rows: Sequence[Row], under_way: int = 0, most: int = 30, width: int = 
         left = name in ("request", "took most")
         shown.add_column(name, justify="left" if left else "right", no_wrap=True, min_width=wide)
     for row in rows[-most:]:
+        name = row.request if row.status < 400 or not row.path else row.path
         cells = {
-            "request": row.request if len(row.request) <= 24 else f"{row.request[:23]}…",
-            "tokens": f"{_count(row.prompt_tokens)} + {_count(row.reply_tokens)}",
+            "request": name if len(name) <= 24 else f"{name[:23]}…",
+            "tokens": _tokens(row),
             "first token": _time(row.ttft_ns),
             "waited": _time(row.wait_ns),
             "prefill": _time(row.prefill_ns),
             "per token": _time(row.decode_ns_per_token),
             "batch": _count(row.batch),
-            "took most": f"{row.layer} {row.share:.0%}" if row.layer and row.share is not None else "?",
+            "took most": _most(row),
         }
+        if row.status >= 400 and row.prompt_tokens is None:  # it never came to the engine
+            cells = {name: "-" if cell == "?" else cell for name, cell in cells.items()}
         shown.add_row(*(cells[name] for name, *_ in columns))
     if under_way:
         shown.caption = f"{plural(under_way, 'request')} under way"
     return shown
+
+
+def _tokens(row: Row) -> str:
+    if row.prompt_tokens is None and row.reply_tokens is None:
+        return "? + ?" if row.status < 400 else "-"
+    several = f", 1 of {row.replies}" if row.replies > 1 else ""
+    return f"{_count(row.prompt_tokens)} + {_count(row.reply_tokens)}{several}"
+
+
+def _most(row: Row) -> str:
+    """The layer that took most; how the request ended, where that was not well."""
+    if row.status >= 400:
+        return f"refused: HTTP {row.status}" if row.status < 500 else f"failed: HTTP {row.status}"
+    most = f"{row.layer} {row.share:.0%}" if row.layer and row.share is not None else "?"
+    return f"aborted; {most}" if row.ended == "abort" else most
 
 
 def _time(ns: float | None) -> str:

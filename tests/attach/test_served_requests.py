@@ -1,0 +1,135 @@
+"""What is said of one request of others: how it ended, how many replies it asked for, how long it waited."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tokentrace import workflow
+from tokentrace.attach.served import SPENT, Served, Sorter, trace_of
+from tokentrace.attach.watch import Row, row_of, table
+from tokentrace.probe import Raw
+from tokentrace.session import Outcome
+
+T0, MS = 1_790_000_000_000_000_000, 1_000_000
+#: API server and engine core; the thread that takes requests in and the one that schedules.
+API, ENGINE, TAKES, SCHEDULES = "10", "20", 21, 20
+FACTS = {"engine": "vllm", "version": "0.32.0", "model": "alpha", "compile": False}
+
+
+def raw(group: str, name: str, start_ms: float, end_ms: float, process: str, thread: int, **data: Any) -> Raw:
+    return Raw(group, name, T0 + int(start_ms * MS), T0 + int(end_ms * MS), thread, process, data)
+
+
+def request(rids: tuple[str, ...], status: int = 200) -> Raw:
+    several = {"rids": list(rids)} if len(rids) > 1 else {}
+    return raw("http", "request", 0, 60, API, 10, rid=rids[0], method="POST", path="/v1/x", status=status, **several)
+
+
+def reply(rid: str, tokens: int, reason: str = "stop") -> list[Raw]:
+    return [
+        raw("engine", "submit", 1, 2, API, 10, rid=rid, tokens=5),
+        raw("engine", "receive", 2, 3, ENGINE, TAKES, rid=rid),
+        raw("engine", "wait", 9, 10, ENGINE, SCHEDULES, rid=rid),
+        raw("engine", "finish", 50, 50.1, ENGINE, SCHEDULES, rid=rid, reason=reason, tokens=tokens, prompt=5),
+    ]
+
+
+def steps(rids: tuple[str, ...], batch: int, count: int) -> list[Raw]:
+    return [
+        raw("engine", "step", 10 + 10 * i, 20 + 10 * i, ENGINE, SCHEDULES, index=i, phase="decode" if i else "prefill",
+            reqs=dict.fromkeys(rids, 1), batch=batch, tokens=batch, tokens_out=dict.fromkeys(rids, 1), preempted=[])
+        for i in range(count)
+    ]  # fmt: skip
+
+
+def served(sorter: Sorter, *records: Raw) -> Served:
+    sorter.add(records)
+    (found,) = sorter.finished(T0 + 10_000 * MS)
+    return found
+
+
+def told(one: Served, deep: bool = False) -> tuple[Row, workflow.Run]:
+    run = workflow.conclude(Outcome(trace_of(one, FACTS, {}, deep=deep), {}), workflow.Settings(save=False))
+    return row_of(one, run), run
+
+
+def shown(row: Row) -> str:
+    console = Console(width=200, file=io.StringIO())
+    console.print(table([row]))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def sentences(run: workflow.Run) -> str:
+    return "\n".join(one.sentence for one in run.report.findings)
+
+
+def test_two_replies_to_one_request_are_one_request_and_no_others() -> None:
+    rids, sorter = ("0_a", "1_a"), Sorter()
+    one = served(sorter, *reply("0_a", 4), *reply("1_a", 3), *steps(rids, 2, 3), *steps(("0_a",), 1, 4)[3:],
+                 request(rids))  # fmt: skip
+    row, run = told(one)
+    assert (row.replies, row.reply_tokens, one.tokens) == (2, 4, 7)
+    assert "also served other requests" not in sentences(run)
+    assert any("2 replies, of 7 tokens in all" in note for note in run.report.notes)
+    assert "5 + 4, 1 of 2" in shown(row)
+    assert sorter.under_way == 0
+    sorter.add(reply("1_a", 3))  # too late
+    assert sorter.under_way == 0
+
+
+def test_a_step_with_a_stranger_in_it_is_told_beside_the_requests_own_replies() -> None:
+    rids = ("0_a", "1_a")
+    one = served(Sorter(), *reply("0_a", 2), *reply("1_a", 2), *steps(rids, 3, 2), request(rids))
+    assert "2 of 2 steps also served other requests" in sentences(told(one)[1])
+
+
+def test_a_reply_whose_length_was_not_told_makes_no_sum() -> None:
+    rids = ("0_a", "1_a")
+    one = served(Sorter(), *reply("0_a", 2), *steps(rids, 2, 2), request(rids))
+    assert one.tokens is None
+    assert any("asked for 2 replies: this" in note for note in told(one)[1].report.notes)
+
+
+def test_an_aborted_request_is_told_as_such() -> None:
+    row, run = told(served(Sorter(), *reply("a", 2, "abort"), *steps(("a",), 1, 2), request(("a",))))
+    assert "aborted before its reply was whole" in sentences(run)
+    assert row.ended == "abort" and "aborted; " in shown(row)
+
+
+def test_waiting_for_a_busy_engine_to_look_is_waiting() -> None:
+    row, run = told(served(Sorter(), *reply("a", 2), *steps(("a",), 1, 2), request(("a",))))
+    assert row.wait_ns == 7 * MS
+    (queue,) = [one for one in run.trace.spans if one.name == "input queue"]
+    assert queue.layer == 6 and queue.end_ns - queue.start_ns == 6 * MS
+
+
+def test_where_one_thread_does_both_there_is_no_input_queue() -> None:
+    records = [one._replace(thread=SCHEDULES) for one in reply("a", 2)]
+    _, run = told(served(Sorter(), *records, *steps(("a",), 1, 2), request(("a",))))
+    assert "input queue" not in {one.name for one in run.trace.spans}
+
+
+@pytest.mark.parametrize(("status", "words"), [(404, "refused"), (500, "failed")])
+def test_a_request_that_never_came_to_the_engine_is_told_with_its_status(status: int, words: str) -> None:
+    row, run = told(served(Sorter(), request(("http-10-0",), status)))
+    line = shown(row)
+    assert f"{words}: HTTP {status}" in line and "/v1/x" in line and "?" not in line
+    assert f"HTTP {status}" in sentences(run) and "cannot be seen from here" not in sentences(run)
+    assert "HTTP 4" not in shown(told(served(Sorter(), *reply("a", 1), *steps(("a",), 1, 1), request(("a",))))[0])
+
+
+def test_profiled_steps_that_went_to_another_request_are_the_reason() -> None:
+    _, run = told(served(Sorter(), *reply("a", 2), *steps(("a",), 1, 2), request(("a",))), deep=True)
+    states = {one.layer: one for one in run.report.layers}
+    assert states[4].reason == states[3].reason == SPENT
+
+
+def test_a_reply_that_nobody_asks_for_is_forgotten_in_time() -> None:
+    sorter = Sorter()
+    sorter.add(reply("offline", 2))
+    sorter.finished(T0 + 3_600_000 * MS)
+    assert sorter.under_way == 0
