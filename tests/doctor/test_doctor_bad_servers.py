@@ -17,6 +17,10 @@ import pytest
 from doctor_support import CHAT, Answer, ScriptedServer, chunk, healthy, hello, ids, look, metrics, models
 from support.http_servers import CLOSE, DONE, RESET, WAIT, Raw, Refusing, Request, html_answer, json_answer, sse
 
+from tokentrace.client.settings import Endpoint
+from tokentrace.doctor.refine import after_failure
+from tokentrace.errors import EndpointError
+
 COMMAND = [sys.executable, "-c", "from tokentrace.cli import main; main()"]
 CANARY = "sk-canary-0123456789abcdef"
 KIND = {"Content-Type": "text/event-stream"}
@@ -229,5 +233,12 @@ def test_nothing_listens_and_nothing_answers() -> None:
         assert found.verdict.status == "fail" and found.verdict.layer == 8
         assert found.verdict.check == "TT825" and not found.verdict.also
         assert f"nothing answers on 127.0.0.1:{silent.port}" in found.verdict.cause
+        away = "http://server.example/v1"
+        through = look(away, environ={"HTTP_PROXY": silent.url}, timeout_s=2)
+        assert f"through the proxy 127.0.0.1:{silent.port} (HTTP_PROXY)" in through.verdict.cause
+        assert "it takes connections" not in through.verdict.cause and "NO_PROXY" in through.verdict.fix
+        failed = EndpointError("no token came", fix="-", layer=8, check="TT825")  # of a command that asked the same way
+        told = after_failure(failed, Endpoint.of(away, timeout_s=2.0), {"HTTP_PROXY": silent.url})
+        assert f"through the proxy 127.0.0.1:{silent.port} (HTTP_PROXY)" in str(told)
     with ScriptedServer(greeting=b"SSH-2.0-OpenSSH_9.6\r\n") as ssh:
         assert look(ssh.url + "/v1").verdict.check == "TT829"

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Mapping
 
+from tokentrace.client import proxies
 from tokentrace.client.causes import failure
 from tokentrace.client.settings import Endpoint
 from tokentrace.client.urls import bracketed
@@ -17,7 +18,7 @@ from tokentrace.doctor.check import Sample, Situation
 from tokentrace.doctor.jobs import Job
 from tokentrace.doctor.look import Look, ask, look, urls
 from tokentrace.doctor.readings import SAMPLER, Progress, progress
-from tokentrace.errors import EndpointError, TokentraceError
+from tokentrace.errors import ConfigError, EndpointError, TokentraceError
 
 #: Nothing came in time, although the request had been taken.
 SILENT = frozenset(("TT825", "TT826"))
@@ -25,6 +26,7 @@ SILENT = frozenset(("TT825", "TT826"))
 _ALL_S = 2.5
 _LOOK_S = 2.0
 _BETWEEN_S = 0.7
+_THROUGH = " through the proxy "
 #: For asking whether the server is still there.
 _GONE_S = 1.0
 
@@ -61,6 +63,13 @@ def refine(
             "\n".join(filter(None, [str(error), detail, *alive])),
         )
     if where and others is not None and error.check == "TT825" and _silent(others):
+        if _THROUGH in where:
+            return failure(
+                "TT825",
+                f"nothing came back from {where}: either of them may be silent",
+                "look whether the proxy passes anything on, or put the host into NO_PROXY to go past it",
+                "\n".join(filter(None, [str(error), detail])),
+            )
         return failure(
             "TT825",
             f"nothing answers on {where}: it takes connections, and no request got an answer on any path",
@@ -69,6 +78,11 @@ def refine(
             "\n".join(filter(None, [str(error), detail])),
         )
     return error
+
+
+def place(endpoint: Endpoint, proxy: str = "") -> str:
+    """The server as host:port, and the proxy on the way to it, as it is shown."""
+    return f"{bracketed(endpoint.host)}:{endpoint.port}{_THROUGH + proxy if proxy else ''}"
 
 
 def _silent(others: Look) -> bool:
@@ -140,8 +154,12 @@ def after_failure(
     others = look(endpoint, env, _LOOK_S)
     reading.wait(situation.left_s)
     seen = list(samples)
+    try:
+        proxy = proxies.choose(endpoint.parts.scheme, endpoint.host, endpoint.port, env)
+    except ConfigError:
+        proxy = None
     known = progress(seen, call_failed=True) if seen else None
-    return refine(error, known, others, endpoint.timeout_s, f"{bracketed(endpoint.host)}:{endpoint.port}")
+    return refine(error, known, others, endpoint.timeout_s, place(endpoint, proxy.shown if proxy else ""))
 
 
 def _read(situation: Situation, found: list[Sample]) -> None:

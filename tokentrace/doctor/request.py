@@ -6,12 +6,11 @@ import time
 from collections.abc import Iterable
 
 from tokentrace.client.causes import CAUSES, failure
-from tokentrace.client.urls import bracketed
 from tokentrace.doctor import processes
 from tokentrace.doctor.check import Check, Result, Situation, fail, ok, skip, unknown
 from tokentrace.doctor.explained import CAUSE_TEXTS
 from tokentrace.doctor.readings import NAME, Progress, progress
-from tokentrace.doctor.refine import SILENT, gone, refine
+from tokentrace.doctor.refine import SILENT, gone, place, refine
 from tokentrace.errors import EndpointError, TokentraceError
 from tokentrace.exchange import Exchange
 from tokentrace.wording import duration, plural
@@ -102,8 +101,7 @@ def _where(s: Situation, x: Exchange | None) -> str:
     """The server as host:port, "" when it has begun an answer."""
     if s.endpoint is None or (x is not None and x.status_code):
         return ""
-    way = f" through the proxy {x.proxy}" if x is not None and x.proxy else ""
-    return f"{bracketed(s.endpoint.host)}:{s.endpoint.port}{way}"
+    return place(s.endpoint, x.proxy if x is not None else "")
 
 
 def _servers_key(s: Situation, error: EndpointError) -> EndpointError:
