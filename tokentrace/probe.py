@@ -79,6 +79,10 @@ class Server(Protocol):
         """Parsed JSON answer of a POST. Raises EndpointError when it is not there or not JSON."""
 
 
+#: For an agent of our own that did not start or went away.
+AGENT_FIX = "see that a socket can be made in the folder for temporary files (TMPDIR), then run it again"
+
+
 @dataclass(slots=True)
 class ProbeContext:
     """What a probe may use during one pass."""
@@ -92,9 +96,12 @@ class ProbeContext:
     exchange: Exchange | None = None  # set after the request
     request_id: str = ""  # the server's id for our request, once known
     options: dict[str, Any] = field(default_factory=dict)
+    no_agent: str = ""  # why an agent that should be there is not
 
     def need_agent(self, fix: str) -> Agent:
         """The agent, or ProbeUnavailable: this layer lies inside the server's process."""
+        if self.no_agent:
+            raise ProbeUnavailable(self.no_agent, fix=AGENT_FIX)
         if self.agent is None:
             raise ProbeUnavailable("it lies inside the server's process, seen here only from outside", fix=fix)
         return self.agent

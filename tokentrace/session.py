@@ -79,12 +79,13 @@ def run_passes(
     failure: Callable[[], TokentraceError | None] | None = None,
     ids: IdSource | None = None,
     receiver: Receiver | None = None,
+    no_agent: str = "",
 ) -> Outcome:
     """Send the prompt once a pass and stitch what the probes saw into one trace.
 
     A failed or interrupted pass ends the run; what it and the passes before it saw is in the trace. `failure` tells
-    why the engine ended, when it did. With a `receiver` the server's own spans are waited for and added. Raises nothing
-    that the server or a probe does.
+    why the engine ended, when it did; `no_agent` why an agent that should be there is not. With a `receiver` the
+    server's own spans are waited for and added. Raises nothing that the server or a probe does.
     """
     ids = ids or IdSource()
     trace_id, root = ids.trace_id(), ids.span_id()
@@ -95,14 +96,11 @@ def run_passes(
     outcome_error: TokentraceError | None = None
     interrupted = False
     for name, deep in passes:
-        context = ProbeContext(
-            mode, name, deep, endpoint.model, agent, _server(endpoint, mode), options=dict(ask.options)
-        )
-        members = agent.members if agent is not None else []
-        context.options.setdefault("pids", [int(one.process) for one in members if one.process])
         try:
             ui.progress(f"{name} pass" if len(passes) > 1 else "request")
             shown = ui if not exchanges else _WithoutText(ui)
+            agent, no_agent = _begin(agent, no_agent, failure)
+            context = _context(ask, endpoint, mode, name, deep, agent, no_agent)
             one, interrupted = _one_pass(ask, endpoint, context, agent, trace_id, ids.span_id(), shown)
         except KeyboardInterrupt:
             if not done:
@@ -164,6 +162,37 @@ def _cut_short(passes: Sequence[tuple[str, bool]], done: Sequence[PassRecords]) 
     return f"interrupted{where}" + (f"; the {were}" if missing else "")
 
 
+def _begin(
+    agent: AnyAgent | None, no_agent: str, failure: Callable[[], TokentraceError | None] | None
+) -> tuple[AnyAgent | None, str]:
+    """The agent, ready for a pass, or None and why. Raises EngineError when the engine itself has gone.
+
+    An engine whose end would be known (`failure`) and that lives has lost its agent only: it still answers.
+    """
+    if agent is None:
+        return None, no_agent
+    try:
+        agent.begin_pass()
+    except EngineError as error:
+        if failure is None or failure() is not None:
+            raise
+        return None, f"tokentrace's agent in the engine is gone: {error}"
+    return agent, ""
+
+
+def _context(
+    ask: Ask, endpoint: Endpoint, mode: str, name: str, deep: bool, agent: AnyAgent | None, no_agent: str
+) -> ProbeContext:
+    # The local engine is looked at from inside; where that cannot be, from outside like any server.
+    server = _server(endpoint) if mode != "local" or no_agent else None
+    context = ProbeContext(
+        mode, name, deep, endpoint.model, agent, server, options=dict(ask.options), no_agent=no_agent
+    )
+    members = agent.members if agent is not None else []
+    context.options.setdefault("pids", [int(one.process) for one in members if one.process])
+    return context
+
+
 class _WithoutText:
     """The reply is shown once; later passes give the same one."""
 
@@ -177,9 +206,7 @@ class _WithoutText:
         return
 
 
-def _server(endpoint: Endpoint, mode: str) -> Any:
-    if mode == "local":
-        return None
+def _server(endpoint: Endpoint) -> Any:
     from tokentrace.client.server import HttpServer
 
     return HttpServer(endpoint)
@@ -200,8 +227,6 @@ def _one_pass(
     start = time.time_ns()
     armed: list[Probe] = []
     states: dict[int, LayerState] = {}
-    if agent is not None:
-        agent.begin_pass()
     selected = False
     try:
         if agent is not None:
@@ -215,7 +240,7 @@ def _one_pass(
                     fix = f"add {layer.number} to --layers"
                     states[layer.number] = LayerState(layer.number, "unseen", LEFT_OUT, fix)
         for layer in layers_in_order(ask.layers):
-            if layer.cost == "deep" and not context.deep:
+            if layer.cost == "deep" and not context.deep and not context.no_agent:
                 states[layer.number] = LayerState(
                     layer.number, "unseen", f"not probed in the {context.pass_name} pass, so that its times are true"
                 )

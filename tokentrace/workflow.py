@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokentrace import session
-from tokentrace.errors import ConfigError, ExportError, TokentraceError, UsageError
+from tokentrace.errors import ConfigError, EngineError, ExportError, TokentraceError, UsageError
 from tokentrace.fold import BUDGET, fold
 from tokentrace.interrupts import held
 from tokentrace.report import Report, build
 
 if TYPE_CHECKING:
+    from tokentrace.agent_client import AgentClient
     from tokentrace.client.settings import Endpoint
+    from tokentrace.engines.local.process import LocalEngine
     from tokentrace.model import Trace
     from tokentrace.receive import Receiver
 
@@ -114,7 +116,6 @@ def conclude(outcome: session.Outcome, settings: Settings) -> Run:
 
 
 def _local(ask: session.Ask, settings: Settings, ui: session.Ui) -> session.Outcome:
-    from tokentrace.agent_client import AgentClient
     from tokentrace.client.settings import Endpoint
     from tokentrace.engines.local.cold import fresh_caches
     from tokentrace.engines.local.process import LocalEngine
@@ -134,7 +135,9 @@ def _local(ask: session.Ask, settings: Settings, ui: session.Ui) -> session.Outc
             endpoint = Endpoint(engine.base_url, model=engine.model_name)
             if settings.timeout_s is not None:
                 endpoint = replace(endpoint, timeout_s=settings.timeout_s)
-            agent = AgentClient.connect(engine.agent_socket) if engine.agent_socket is not None else None
+            agent, no_agent = _agent_of(engine)
+            if agent is None:  # it would have told the process that power and processor time are of
+                ask = replace(ask, options={"pids": [engine.pid], **ask.options})
             try:
                 outcome = session.run_passes(
                     ask,
@@ -145,6 +148,7 @@ def _local(ask: session.Ask, settings: Settings, ui: session.Ui) -> session.Outc
                     agent=agent,
                     engine_facts=engine.facts,
                     failure=engine.failure,
+                    no_agent=no_agent,
                 )
             finally:
                 if agent is not None:
@@ -155,6 +159,20 @@ def _local(ask: session.Ask, settings: Settings, ui: session.Ui) -> session.Outc
         outcome.interrupted = True  # while the engine was being ended: the trace is whole
     assert outcome is not None
     return outcome
+
+
+def _agent_of(engine: LocalEngine) -> tuple[AgentClient | None, str]:
+    """The agent in the engine, or None and why: an engine that cannot be looked into still answers."""
+    from tokentrace.agent_client import AgentClient
+
+    problem = engine.agent_problem
+    if engine.agent_socket is not None and not problem:
+        try:
+            # It listened before the engine was ready: there is nothing to wait for.
+            return AgentClient.connect(engine.agent_socket, timeout_s=2.0), ""
+        except EngineError as error:
+            problem = str(error)
+    return None, f"tokentrace's agent did not start in the engine: {problem or 'it was switched off'}"
 
 
 def _deliver(result: Run, settings: Settings) -> None:

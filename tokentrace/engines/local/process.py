@@ -45,6 +45,7 @@ class LocalEngine:
     agent_socket: Path | None
     log_path: Path
     facts: dict[str, Any]
+    agent_problem: str  # why the agent that was asked for is not in it
     _process: subprocess.Popen[bytes]
     _status: int
     _life: int
@@ -102,7 +103,7 @@ class LocalEngine:
             raise
         finally:
             listener.close()  # the child has its own; when it dies, connections are refused at once
-        engine = cls(base_url, folder.name, agent_socket, log, {}, process, status, life, run_folder)
+        engine = cls(base_url, folder.name, agent_socket, log, {}, "", process, status, life, run_folder)
         try:
             engine._wait_ready(report, timeout_s)
         except BaseException:
@@ -203,6 +204,7 @@ class LocalEngine:
             )
             return
         self._phase = phase
+        self.agent_problem = str(message.get("agent_problem") or self.agent_problem)
         self.facts = message.get("facts") or self.facts
 
     def _messages(self, wait_s: float) -> list[dict[str, Any]]:

@@ -69,12 +69,11 @@ def run(folder: ModelFolder, listener: socket.socket, options: Options, report: 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if path := os.environ.get(AGENT_SOCKET):
-        _start_agent(path)
+    unwatched = _start_agent(path) if (path := os.environ.get(AGENT_SOCKET)) else ""
     if options.compile:
         before_torch()
     beside = _Beside(folder)
-    report("importing torch", {})
+    report("importing torch", {"agent_problem": unwatched})
     import torch
 
     assert torch is not None
@@ -101,14 +100,16 @@ def run(folder: ModelFolder, listener: socket.socket, options: Options, report: 
         os._exit(0)
 
 
-def _start_agent(path: str) -> None:
-    """An engine that cannot be watched still answers; its log says why."""
+def _start_agent(path: str) -> str:
+    """Why it did not start, "" when it did. An engine that cannot be watched still answers; its log says more."""
     try:
         from tokentrace import agent
 
         agent.start(path)
-    except Exception:
+    except Exception as error:
         logger.exception("the agent did not start; the inner layers will not be seen")
+        return first_line(error)
+    return ""
 
 
 class _Beside:
