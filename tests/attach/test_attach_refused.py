@@ -260,3 +260,28 @@ def test_a_process_behind_a_filter_of_system_calls(program: Start, kind: str) ->
             attach.open(running.found, method="borrow")
         assert error.value.fix
     assert running.end()["rounds"] > 0
+
+
+def test_what_killed_processes_left_is_removed_and_nothing_else() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    folder = private.own_folder()
+    here, gone = os.getpid(), ended.pid
+    old, new, mine, lock = (
+        folder / name
+        for name in (f"agent-{gone}-0a.permit", f"agent-{gone}-0b.permit", f"agent-{here}-0c.permit",
+                     f"attach-{gone}.lock")
+    )  # fmt: skip
+    for one in (old, new, mine, lock):
+        one.touch()
+    for one in (old, mine):
+        os.utime(one, (0, 0))
+    dead, live = folder / f"agent-{gone}-0d.sock", folder / f"agent-{gone}.sock"
+    with socket.socket(socket.AF_UNIX) as closed:
+        closed.bind(str(dead))
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(live))
+        listening.listen()
+        with private.only_one(here):
+            left = {one.name for one in folder.iterdir()}
+    assert left == {new.name, mine.name, live.name, f"attach-{here}.lock"}

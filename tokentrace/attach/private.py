@@ -6,12 +6,16 @@ than we do (a container) gets one in its own /tmp, which we reach through /proc/
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import fcntl
 import getpass
 import os
+import re
+import socket
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +28,10 @@ AUDIT = "audit.log"
 #: A socket's path may have 107 bytes (unix(7)); a name of ours takes up to 40 of them.
 _LONGEST = 65
 _MOST_AUDIT_BYTES = 1 << 20
+#: Files that are named after a process.
+_LEFT = re.compile(r"(?:agent|attach)-(\d+)(?:-[0-9a-f]+)?\.(?:sock|permit|lock)")
+#: A permit is waited for only some seconds.
+_PERMIT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +87,9 @@ def only_one(pid: int) -> Iterator[None]:
 
     The kernel lets go of it when we end, in whatever manner.
     """
-    path = own_folder() / f"attach-{pid}.lock"
+    folder = own_folder()
+    _sweep(folder)
+    path = folder / f"attach-{pid}.lock"
     descriptor = _locked(path, pid)
     try:
         os.truncate(descriptor, 0)
@@ -107,6 +117,44 @@ def _locked(path: Path, pid: int) -> int:
                 f"another tokentrace (process {holder}) is attached to process {pid}", fix="end that one first"
             ) from None
         os.close(descriptor)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what processes that were killed have left here. What cannot be told for sure stays: a container that
+    shares the folder has pids of its own."""
+    for path in folder.glob("a*-*.*"):
+        name = _LEFT.fullmatch(path.name)
+        if name is None or Path(f"/proc/{name[1]}").exists():
+            continue
+        with contextlib.suppress(OSError):
+            if path.suffix == ".lock" and not _free(path):
+                continue
+            if path.suffix == ".sock" and _listens(path):
+                continue
+            if path.suffix == ".permit" and time.time() - path.stat().st_mtime < _PERMIT_S:
+                continue
+            path.unlink()
+
+
+def _free(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+        return True
 
 
 def audit(pid: int, title: str, method: str, code_hash: str) -> None:
