@@ -182,6 +182,20 @@ def test_death_in_the_middle_of_a_stream_is_explained(smol: Any) -> None:
 
 
 @pytest.mark.model
+def test_the_excerpt_of_the_log_leaves_out_what_the_profiler_says_for_nothing(tiny_folder: Path) -> None:
+    """What torch writes when a profile runs on another thread than the one that loaded it; with and without a date."""
+    with LocalEngine.start(tiny_folder, agent=False) as engine:
+        with engine.log_path.open("ab") as log:
+            log.write(b"first\nERROR: External init callback must run in same thread as registerClient (7 != 9)\n")
+            log.write(b"ERROR:2026-01-01 00:00:00 7:9 init.cpp:1] External init callback must run in same thread as "
+                      b"registerClient (7 != 9)\nERROR: out of memory\n")  # fmt: skip
+        os.kill(engine.pid, signal.SIGKILL)
+        error = engine.failure(60)
+        assert error is not None and error.detail.endswith("first\nERROR: out of memory"), error.detail
+        assert b"External init" in engine.log_path.read_bytes(), "only the excerpt leaves it out"
+
+
+@pytest.mark.model
 def test_it_does_not_outlive_its_parent(tiny_folder: Path) -> None:
     code = f"""
 import os, signal

@@ -32,6 +32,9 @@ _BOOT = (
 )
 _LOG_LINES, _LOG_WIDTH = 15, 300
 _SOCKET = "agent.sock"
+#: Torch's profiler tells this of every profile that runs on another thread than the one that loaded torch; it means
+#: nothing, and whoever looks for why an engine ended must not take it for the reason.
+_MEANS_NOTHING = "External init callback must run in same thread as registerClient"
 #: sizeof(sockaddr_un.sun_path) where it is smallest (macOS, the BSDs); Linux has 108.
 _LONGEST_SOCKET_PATH = 104
 
@@ -144,14 +147,15 @@ class LocalEngine:
         )
 
     def log_tail(self, lines: int = _LOG_LINES) -> str:
-        """The last lines of the engine's log; "" when it wrote nothing."""
+        """The last lines of the engine's log that tell something; "" when it wrote nothing."""
         try:
             with self.log_path.open("rb") as file:
                 file.seek(max(0, self.log_path.stat().st_size - 64_000))
                 text = file.read().decode("utf-8", "replace")
         except OSError:
             return ""
-        return "\n".join(line[:_LOG_WIDTH] for line in text.splitlines()[-lines:])
+        told = [line for line in text.splitlines() if _MEANS_NOTHING not in line]
+        return "\n".join(line[:_LOG_WIDTH] for line in told[-lines:])
 
     def stop(self, timeout_s: float = 3.0) -> None:
         """End the process and remove its run folder. Safe to call twice; never raises."""
