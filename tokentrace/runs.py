@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 import time
 from collections.abc import Mapping
@@ -72,6 +73,11 @@ def save_report(report: Report, run: Path) -> None:
 
 def _unwritable(run: Path, error: OSError) -> UsageError:
     return UsageError(f"{run} cannot be written: {error.strerror}", fix="give another folder with --out")
+
+
+def shown(run: Path) -> str:
+    """How a shell names a run that was saved here: by its name where `find` finds it by that, else by its path."""
+    return run.name if run.parent.absolute() == folder().absolute() else shlex.quote(str(run))
 
 
 def entries() -> list[tuple[str, Report]]:

@@ -221,10 +221,12 @@ def _send(result: Run, endpoint: str | None) -> None:
     result.report.spans.update(accepted=delivery.accepted, rejected=delivery.rejected)
     if delivery.ok:
         return
+    from tokentrace import runs
+
     fix = delivery.fix
     if result.folder is not None:
         where = f" --endpoint {shlex.quote(endpoint)}" if endpoint else ""
-        fix = f"{fix}; then: tokentrace export {result.folder.name} --to otlp{where}"
+        fix = f"{fix}; then: tokentrace export {runs.shown(result.folder)} --to otlp{where}"
     if endpoint is None:
         result.warnings.append(f"{delivery.message}: {fix}")
     else:

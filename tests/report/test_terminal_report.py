@@ -24,6 +24,7 @@ from tokentrace.stitch import stitch
 
 EXPECTED = Path(__file__).with_name("expected")
 TRACE = "/home/user/.local/share/tokentrace/runs/20261130-063412-94b2b8fd/trace.jsonl"
+RUNS = Path(TRACE).parent.parent
 
 
 def known_report() -> Report:
@@ -48,13 +49,13 @@ def check(name: str, text: str) -> None:
 
 
 def test_the_report_at_80_columns_in_ascii() -> None:
-    text = report_text(known_report(), width=80)
+    text = report_text(known_report(), width=80, runs_folder=RUNS)
     check("report-80.txt", text)
     assert text.isascii()
 
 
 def test_the_detailed_report_at_140_columns() -> None:
-    check("report-140-detail.txt", report_text(known_report(), width=140, unicode=True, detail=True))
+    check("report-140-detail.txt", report_text(known_report(), width=140, unicode=True, detail=True, runs_folder=RUNS))
 
 
 def test_the_tree_of_a_trace() -> None:
@@ -81,6 +82,15 @@ def test_no_line_is_wider_than_the_terminal_except_what_is_to_be_copied(
             assert cell_len(line) <= width, line
     text = report_text(report, width=width, unicode=unicode)
     assert TRACE in text  # a path is never broken
+
+
+def test_the_commands_name_a_run_so_that_it_is_found() -> None:
+    """A folder called `runs` is the user's folder of runs only where it is that."""
+    text = report_text(known_report(), runs_folder=RUNS)
+    assert f"tokentrace show {Path(TRACE).parent.name} --detail" in text
+    for elsewhere in (None, Path("/home/user/work/runs")):
+        text = report_text(known_report(), runs_folder=elsewhere)
+        assert f"tokentrace show {TRACE} --detail" in text and f"tokentrace export {TRACE} --to jaeger" in text
 
 
 def test_numbers_are_not_torn_from_their_units() -> None:

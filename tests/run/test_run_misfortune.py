@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -108,6 +109,18 @@ def test_the_way_to_send_again_names_the_endpoint(tmp_path: Path) -> None:
     assert "--to otlp --endpoint http://127.0.0.1:9/x" in done.stderr
     assert "OTEL_EXPORTER" not in done.stderr, "the endpoint came from the command line"
     assert "did not arrive" in done.stdout and "refused" not in done.stdout
+
+
+def test_a_run_kept_in_a_folder_called_runs_is_found_by_what_is_printed(tmp_path: Path) -> None:
+    with ScriptedServer().on("POST", "/v1/chat/completions", GREETING) as server:
+        done = tokentrace(tmp_path / "data", "run", "Hi", "--url", f"{server.url}/v1", "--model", "m",
+                          "--out", str(tmp_path / "runs"), "--otlp", "http://127.0.0.1:9")  # fmt: skip
+    (look,) = (line for line in done.stdout.splitlines() if line.startswith("Look"))
+    shown = tokentrace(tmp_path / "data", *shlex.split(look.split("tokentrace ", 1)[1]))
+    assert shown.returncode == 0 and "Hello" in shown.stdout, shown.stderr
+    (again,) = (part for part in done.stderr.split("then: tokentrace ")[1:])
+    sent = tokentrace(tmp_path / "data", *shlex.split(again.splitlines()[0]))
+    assert "no saved run" not in sent.stderr and "did not" in sent.stderr + sent.stdout, sent.stderr
 
 
 def test_layers_left_out_say_by_whom(tmp_path: Path) -> None:

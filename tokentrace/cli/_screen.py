@@ -31,6 +31,7 @@ def show(done: Run, console: Console, *, endpoint: Endpoint | None, as_json: boo
 
     A request to `endpoint` that failed ends with the doctor's sentence for that failure.
     """
+    from tokentrace import runs
     from tokentrace.cli import show_error
     from tokentrace.emit.terminal import print_report
 
@@ -44,7 +45,7 @@ def show(done: Run, console: Console, *, endpoint: Endpoint | None, as_json: boo
         click.echo(orjson.dumps(done.report.to_json(), option=orjson.OPT_INDENT_2).decode())
     elif not quiet and (done.error is None or detail or done.report.reply):
         # A request that failed before a byte of its reply came has nothing to show but the failure.
-        print_report(done.report, console, detail=detail)
+        print_report(done.report, console, detail=detail, runs_folder=runs.folder())
     for warning in done.warnings:
         click.echo(f"warning: {warning}", err=True)
     if done.error is not None:

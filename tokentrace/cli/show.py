@@ -40,7 +40,8 @@ def command(run: str | None, detail: bool, tree: bool, pass_name: str, as_json: 
 
         click.echo(orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2).decode())
         return
-    print_report(report, Console(no_color=no_color or None, highlight=False), detail=detail, reply=True)
+    console = Console(no_color=no_color or None, highlight=False)
+    print_report(report, console, detail=detail, reply=True, runs_folder=runs.folder())
 
 
 def _tree(path: Path, pass_name: str, color: bool | None) -> None:

@@ -28,8 +28,9 @@ _UNIT = re.compile(r"(\d) (ns|µs|us|ms|s|min|%|×|x)(?=\W|$)")
 class Page:
     """Prints onto one console. `unicode` False: our signs in ASCII."""
 
-    def __init__(self, console: Console, unicode: bool, detail: bool) -> None:
+    def __init__(self, console: Console, unicode: bool, detail: bool, runs_folder: Path | None = None) -> None:
         self.console = console
+        self.runs_folder = runs_folder
         self.unicode = unicode
         self.detail = detail
         self.width = min(console.width, _WIDEST)
@@ -183,7 +184,7 @@ class Page:
                 text += f", {spans['rejected']:,} did not arrive"
         self._labelled("Trace", text)
         lines = [("File" if number == 0 else "", path) for number, path in enumerate(report.files)]
-        for label, command in _opening(report.files):
+        for label, command in _opening(report.files, self.runs_folder):
             lines.append((label, command))
         for label, text in lines:
             # Paths and commands are there to be copied: never broken over two lines.
@@ -301,12 +302,13 @@ def _power(row: LayerRow) -> list[str]:
     return lines
 
 
-def _opening(files: Sequence[str]) -> list[tuple[str, str]]:
-    """Commands that open a saved run."""
+def _opening(files: Sequence[str], runs_folder: Path | None) -> list[tuple[str, str]]:
+    """Commands that open a saved run: by its name where that is enough to find it, else by its file."""
     saved = next((Path(path) for path in files if path.endswith(".jsonl")), None)
     if saved is None:
         return []
-    run = saved.parent.name if saved.parent.parent.name == "runs" else shlex.quote(str(saved))
+    named = runs_folder is not None and saved.parent.parent.absolute() == runs_folder.absolute()
+    run = saved.parent.name if named else shlex.quote(str(saved))
     return [("Look", f"tokentrace show {run} --detail"), ("Jaeger", f"tokentrace export {run} --to jaeger")]
 
 

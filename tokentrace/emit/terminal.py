@@ -10,6 +10,8 @@ import io
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
     from tokentrace.model import Trace
@@ -28,22 +30,34 @@ def print_report(
     unicode: bool | None = None,
     detail: bool = False,
     reply: bool = False,
+    runs_folder: Path | None = None,
 ) -> None:
     """Print the report on `console`, else on one made of the other arguments.
 
     `color` None: as the terminal and NO_COLOR say; `unicode` None: as the terminal can; `reply`: the reply first, for
-    when it was not streamed already.
+    when it was not streamed already; `runs_folder`: where a run is found by its name alone.
     """
     from tokentrace.emit._page import Page
 
     console = console or make_console(file, width, color)
-    Page(console, shows_unicode(console) if unicode is None else unicode, detail).report(report, reply)
+    Page(console, shows_unicode(console) if unicode is None else unicode, detail, runs_folder).report(report, reply)
 
 
-def report_text(report: Report, *, width: int = 80, unicode: bool = False, detail: bool = False) -> str:
+def report_text(
+    report: Report, *, width: int = 80, unicode: bool = False, detail: bool = False, runs_folder: Path | None = None
+) -> str:
     """The report as plain text."""
     buffer = io.StringIO()
-    print_report(report, file=buffer, width=width, color=False, unicode=unicode, detail=detail, reply=True)
+    print_report(
+        report,
+        file=buffer,
+        width=width,
+        color=False,
+        unicode=unicode,
+        detail=detail,
+        reply=True,
+        runs_folder=runs_folder,
+    )
     return buffer.getvalue()
 
 
