@@ -28,6 +28,8 @@ from tokentrace.interrupts import MARK
 from tokentrace.model import DOWN, UP, Trace
 
 SCHEMA = "tokentrace.report/1"
+#: Attribute of the root in which an import leaves what its report needs beside the spans.
+KEPT = "tokentrace.import.report"
 
 
 @dataclass(slots=True)
@@ -121,6 +123,7 @@ class Report:
     error: Failure | None = None
     notes: list[str] = field(default_factory=list)
     interrupted: str = ""  # where the user cut it short and what is missing
+    whole: str = ""  # what the wall time is of where that is no request: "the recording", "the window"
 
     @property
     def steps(self) -> list[dict[str, Any]]:

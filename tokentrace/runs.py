@@ -132,13 +132,18 @@ def report_of(path: Path) -> Report:
     import orjson
 
     from tokentrace import emit
-    from tokentrace.report import Report, build
+    from tokentrace.report import KEPT, Report, build
 
     if path.name == TRACE:
         try:
             return Report.from_json(orjson.loads(path.with_name(REPORT).read_bytes()))
         except (OSError, ValueError):
             pass  # an older run, or one of another version
-    report = build(emit.load(path))
+    trace = emit.load(path)
+    if trace.attributes(0).get(KEPT):
+        from tokentrace.importers.report import of_trace
+
+        return of_trace(trace, [str(path)])
+    report = build(trace)
     report.files = [str(path)]
     return report

@@ -159,6 +159,7 @@ def _power_of(
     """Power dumps beside a saved run."""
     from tokentrace.emit import load, save
     from tokentrace.importers import power_dumps, power_of_run
+    from tokentrace.importers.report import keep_also, of_trace
 
     dumps = [Path(given) for given in files if given != run[0]]
     if not dumps:
@@ -166,8 +167,9 @@ def _power_of(
     trace, findings = power_of_run.join_power(
         load(run[1]), [(path.name, power_dumps.read(path, zone)) for path in dumps]
     )
+    keep_also(trace, findings)
     if out:
-        save(trace, Path(out))
+        save(trace, Path(out), report=of_trace(trace, [out]))
     written = [out] if out else []
     if as_json:
         import orjson

@@ -94,7 +94,7 @@ class Page:
                 self._row(cells, name, room, style)
         free = share(report.unattributed_ns, report.wall_ns)
         self._row(("", "of no layer", duration(report.unattributed_ns), free, ""), name, room, "dim")
-        which = (
+        which = report.whole or (
             f"the {report.headline_pass} request" if report.headline_pass in ("warm", "deep", "cold") else "the request"
         )
         self._row(("", which, duration(report.wall_ns), "100 %", ""), name, room, "bold")

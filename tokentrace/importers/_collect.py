@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokentrace.importers import figures, findings, layers, spans
+from tokentrace.importers import figures, findings, layers, report, spans
 from tokentrace.importers._analysis import Analysis
 from tokentrace.importers.columns import Lost
 from tokentrace.model import Trace
@@ -74,7 +74,8 @@ class Collected:
             self.lost.add(0, reason)
         self.lost.events += events.lost.events
 
-    def finish(self, builder: spans.Builder) -> Imported:
+    def finish(self, builder: spans.Builder, whole: str = "the recording") -> Imported:
+        """`whole` is what the times are of: the recording, or the part of it that was asked for."""
         one = len(self.labels) == 1
         total = self.figures[0] if one else _sum(self.figures, self.kernels) if self.labels else _nothing()
         total.pop("label", None)
@@ -91,11 +92,18 @@ class Collected:
             for entry in self.steps:
                 entry.pop("lane")
         told = self.findings[0][1] if one else self._of_lanes()
+        for finding in told:
+            finding.sentence = finding.sentence.replace("the recording", whole)
+        told += self.more
+        if not one and self.labels and whole == "the recording":
+            whole = "the recordings"
         files: dict[str, Any] = {"files": self.sources, "events": sum(source["events"] for source in self.sources)}
+        trace = builder.finish(states, attributes)
+        report.keep(trace, told, states, self.operators, whole=whole, lanes="lanes" in total)
         return Imported(
             figures=total,
-            trace=builder.finish(states, attributes),
-            findings=[*told, *self.more],
+            trace=trace,
+            findings=told,
             lost=self.lost.as_dict(),
             steps=self.steps,
             source=self.sources[0] if len(self.sources) == 1 else files,

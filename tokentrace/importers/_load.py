@@ -105,7 +105,8 @@ def load(
     beside.join(builder, collected)
     for text in refused:
         collected.lost.add(0, text)
-    return collected.finish(builder)
+    whole = "the recording" if window is None and step is None else "the window" if step is None else "the step"
+    return collected.finish(builder, whole)
 
 
 def analyse(events: Events, step: int | None = None) -> Analysis:

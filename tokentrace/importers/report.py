@@ -1,38 +1,130 @@
-"""What a recording came to as a report: the same one that `tokentrace run` makes, with the recording's own figures."""
+"""What a recording came to as a report: the same one that `tokentrace run` makes, with the recording's own figures.
+
+What the importer found of every event goes with the trace, as one attribute of its root, so that the report of a saved
+import is the one that was printed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from tokentrace.importers._collect import Imported
-from tokentrace.report import FindingRow, Report, build
+from tokentrace.report import KEPT, FindingRow, Report, build
+
+if TYPE_CHECKING:
+    from tokentrace.importers._collect import Imported
+    from tokentrace.model import Trace
+    from tokentrace.probe import Finding, LayerState
+
+
+@dataclass(slots=True)
+class _Kept:
+    """The attribute KEPT, as JSON. `own_ns` and `evidence` by layer, of the layers that were seen; `lanes`: of several
+    recordings together."""
+
+    findings: list[FindingRow] = field(default_factory=list)
+    whole: str = ""
+    own_ns: dict[int, int] = field(default_factory=dict)
+    evidence: dict[int, int] = field(default_factory=dict)
+    operators: list[dict[str, Any]] = field(default_factory=list)
+    lanes: bool = False
+
+
+def keep(
+    trace: Trace,
+    findings: Sequence[Finding],
+    states: Sequence[LayerState] = (),
+    operators: Sequence[dict[str, Any]] = (),
+    *,
+    whole: str = "",
+    lanes: bool = False,
+) -> None:
+    """Leave in the trace what its report needs beside its spans. `whole`: what the wall time is of."""
+    seen = [state for state in states if state.status == "seen"]
+    _store(
+        trace,
+        _Kept(
+            [_row(finding) for finding in findings],
+            whole,
+            {state.layer: state.facts["own_ns"] for state in seen if state.facts.get("own_ns") is not None},
+            {state.layer: int(state.facts["evidence"]) for state in seen if state.facts.get("evidence")},
+            [
+                {"name": one["name"], "calls": one["calls"], "own_ns": one["own_ns"], "total_ns": None, "shapes": ""}
+                for one in sorted(operators, key=lambda one: -int(one["own_ns"]))
+            ],
+            lanes,
+        ),
+    )
+
+
+def keep_also(trace: Trace, findings: Sequence[Finding]) -> None:
+    """Add findings to those that the trace keeps: what was joined to it later."""
+    kept = _kept(trace) or _Kept()
+    kept.findings += [_row(finding) for finding in findings]
+    _store(trace, kept)
 
 
 def as_report(imported: Imported, files: Sequence[str] = ()) -> Report:
     """The report of an import; `files` are named in it."""
-    report = build(imported.trace)
-    report.findings = [FindingRow(f.layer, f.status, f.sentence, f.evidence, f.fix) for f in imported.findings]
+    return of_trace(imported.trace, files)
+
+
+def of_trace(trace: Trace, files: Sequence[str] = ()) -> Report:
+    """The report of a trace, with what an importer kept in it; of any other trace that of its spans."""
+    report = build(trace)
     report.files = list(files)
-    _take_figures(report, imported)
+    kept = _kept(trace)
+    if kept is None:
+        return report
+    if "tokentrace.import.shown" not in trace.attributes(0):  # a run to which something was joined
+        report.findings += kept.findings
+        return report
+    report.findings = kept.findings
+    report.whole = kept.whole
+    report.slowest = report.slowest.replace("of the recording", f"of {kept.whole}") if kept.whole else report.slowest
+    _take_figures(report, kept, trace)
     return report
 
 
-def _take_figures(report: Report, imported: Imported) -> None:
+def _row(finding: Finding) -> FindingRow:
+    return FindingRow(finding.layer, finding.status, finding.sentence, finding.evidence, finding.fix)
+
+
+def _store(trace: Trace, kept: _Kept) -> None:
+    import msgspec
+
+    trace.set_attributes(0, {KEPT: msgspec.json.encode(kept).decode()})
+
+
+def _kept(trace: Trace) -> _Kept | None:
+    """None where nothing was kept, or what is there was not written by this version."""
+    import msgspec
+
+    text = trace.attributes(0).get(KEPT) if len(trace) else None
+    if not isinstance(text, str):
+        return None
+    try:
+        return msgspec.json.decode(text, type=_Kept)
+    except msgspec.DecodeError:
+        return None
+
+
+def _take_figures(report: Report, kept: _Kept, trace: Trace) -> None:
     """The recording's own counts and times, which the importer made of every event, in place of those of the spans
     that fitted into the trace. Times only of a single recording: those of several run beside each other."""
-    root = imported.trace.attributes(0)
-    folded = root.get("tokentrace.import.folded", 0)
-    report.spans["recorded"] = root.get("tokentrace.import.shown", len(imported.trace)) + folded
+    root = trace.attributes(0)
+    shown, folded = root.get("tokentrace.import.shown"), root.get("tokentrace.import.folded", 0)
+    if not isinstance(shown, int) or not isinstance(folded, int):
+        return
+    report.spans["recorded"] = shown + folded
     if not folded:
         return
-    states = {state.layer: state for state in imported.layers if state.status == "seen"}
     for row in report.layers:
-        state = states.get(row.layer)
-        if state is not None:
-            row.evidence = int(state.facts.get("evidence") or row.evidence)
-    own = {number: state.facts.get("own_ns") for number, state in states.items()}
-    spent = sum(ns for ns in own.values() if ns is not None)
-    if imported.figures.get("lanes") or not spent or spent > report.wall_ns:
+        row.evidence = kept.evidence.get(row.layer, row.evidence)
+    own = kept.own_ns
+    spent = sum(own.values())
+    if kept.lanes or not spent or spent > report.wall_ns:
         report.notes.append("Times by layer are those of the spans that this page shows.")
         return
     measured = report.passes[report.headline_pass].own_ns
@@ -48,8 +140,5 @@ def _take_figures(report: Report, imported: Imported) -> None:
         measured |= {f"{row.layer}.{way}": part for way, part in (("down", ns - up), ("up", up)) if part}
     report.unattributed_ns = report.passes[report.headline_pass].unattributed_ns = report.wall_ns - spent
     report.coverage = report.passes[report.headline_pass].coverage = spent / report.wall_ns
-    if imported.operators:
-        report.operators = [
-            {"name": one["name"], "calls": one["calls"], "own_ns": one["own_ns"], "total_ns": None, "shapes": ""}
-            for one in sorted(imported.operators, key=lambda one: -int(one["own_ns"]))
-        ]
+    if kept.operators:
+        report.operators = kept.operators
