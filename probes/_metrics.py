@@ -112,6 +112,7 @@ class Change:
     means: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
+    before: dict[str, float] = field(default_factory=dict)  # gauges at the first reading, where it was there then
     restarted: bool = False
 
     @property
@@ -195,8 +196,8 @@ def change(before: list[Engine], after: list[Engine]) -> list[Change]:
 
 
 def _change(before: Engine | None, after: Engine) -> Change:
-    found = Change(after)
     was = before or Engine()
+    found = Change(after, before=dict(was.gauges))
     for name, (seconds, requests) in after.sums.items():
         seconds_before, requests_before = was.sums.get(name, (0.0, 0.0))
         if requests < requests_before:

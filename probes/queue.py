@@ -6,7 +6,8 @@ request's own only when it was the only one that ended in between, and the span 
 
 `state.facts`: from inside steps, prefill_steps, decode_steps, mixed_steps, shared_steps, queue_wait_ns (in the
 scheduler's queue, as vLLM counts it), input_queue_ns (before that), finish_reason;
-from outside engines (each with running, waiting, kv_usage, the means and the counts), findings (sentences).
+from outside engines (each with running, waiting, kv_usage, these before, the means, the counts and whose they are),
+the same of a single engine as metrics_*, metrics_note (whose they are), findings (sentences).
 """
 
 from __future__ import annotations
@@ -123,12 +124,17 @@ class QueueProbe(AgentProbe):
         while exchange.complete and not _counted(changes) and time.monotonic() < deadline:
             time.sleep(0.05)
             changes = _metrics.change(self._before, _read(server))
-        self.state.facts["engines"] = [_plain(one) for one in changes]
         self.state.facts["findings"] = _metrics.warnings([one.engine for one in changes])
         if any(one.restarted for one in changes):
             self.state.reason = "the engine was started anew in between: its counts say nothing of this request"
         alone = sum(one.finished or 0 for one in changes) == 1
-        return [_metrics_record(one, alone, exchange.start_ns) for one in changes]
+        records = [_metrics_record(one, alone, exchange.start_ns) for one in changes]
+        told = [{key.removeprefix("tokentrace.metrics."): value for key, value in one.attributes.items()}
+                for one in records]  # fmt: skip
+        self.state.facts["engines"] = told
+        if len(told) == 1:
+            self.state.facts.update({f"metrics_{key}": value for key, value in told[0].items()})
+        return records
 
 
 _PARTS = frozenset(("schedule", "prepare", "dispatch", "update"))
@@ -245,12 +251,19 @@ def _counted(changes: Sequence[_metrics.Change]) -> bool:
 def _metrics_record(one: _metrics.Change, alone: bool, at_ns: int) -> Record:
     """A span of no length: when within the request these times passed is not known from outside."""
     attributes: Attributes = dict(_flat(one))
-    if not one.means:
+    if one.restarted or one.finished == 0:
         whose = "no request was counted in between; only the state at its end is known"
+    elif one.finished is None:
+        whose = "this engine does not count requests: they are the server's, and others may have been in it"
     elif alone:
-        whose = "only this request ended in between: the figures are its own"
+        whose = "only this request ended in between: the times are its own"
+        if one.before.get("running") or one.engine.gauges.get("running"):
+            whose += ", the token counts may hold those of others that were running"
+        else:
+            whose += ", and so are the counts"
     else:
         whose = f"means over the {one.finished or 'several'} requests that ended in between, ours among them"
+    attributes["tokentrace.metrics.alone"] = alone
     attributes["tokentrace.metrics.note"] = f"/metrics before and after; {whose}"
     return Record("engine metrics", LAYER, at_ns, at_ns, attributes, DOWN, parent_key="chat", flow=True, join="time")
 
@@ -260,16 +273,15 @@ def _flat(one: _metrics.Change) -> Iterator[tuple[str, Any]]:
         yield "tokentrace.metrics.engine", one.engine.name
     for name, value in one.engine.gauges.items():
         yield f"tokentrace.metrics.{name}", value if name == "kv_usage" else round(value)
+        if name in one.before:
+            before = one.before[name]
+            yield f"tokentrace.metrics.{name}_before", before if name == "kv_usage" else round(before)
     for name, seconds in one.means.items():
         yield f"tokentrace.metrics.{name}_s", seconds
     for name, count in one.counters.items():
         yield f"tokentrace.metrics.{name}", count
     if one.finished is not None:
         yield "tokentrace.metrics.requests", one.finished
-
-
-def _plain(one: _metrics.Change) -> dict[str, Any]:
-    return {key.removeprefix("tokentrace.metrics."): value for key, value in _flat(one)}
 
 
 def _told(engine: _metrics.Engine) -> str:

@@ -8,6 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from tokentrace.analyze import _compare, _split
+from tokentrace.analyze._metrics_told import told_by_metrics
 from tokentrace.analyze._passes import NONE, name_of
 from tokentrace.analyze._server import only_told, own_account
 from tokentrace.model import Trace
@@ -332,6 +333,6 @@ def _stitching(trace: Trace, found: Analysis) -> Iterator[Finding]:
 _PARTS: tuple[Callable[[Trace, Analysis], Iterator[Finding]], ...] = (
     _failed, _different_replies, _reply_cut, _token_counts, _unattributed, _cold, _compiled_again, _looked_up,
     _facts_of_caches,
-    _prefix_cache, own_account, _queue_wait, _shared, _bursts, _late_token, _dilation,
+    _prefix_cache, own_account, told_by_metrics, _queue_wait, _shared, _bursts, _late_token, _dilation,
     _recorded_in_part, _stitching,
 )  # fmt: skip

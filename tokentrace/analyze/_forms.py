@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 
+from tokentrace.analyze import _metrics_told
 from tokentrace.analyze._passes import PassView, name_of
 from tokentrace.analyze._sweep import direction_of
 from tokentrace.layers import Layer
@@ -40,6 +41,9 @@ def form(trace: Trace, views: Iterable[PassView], layer: Layer, direction: str) 
             rows.append(view.chat)
         special = _SPECIAL.get((layer.number, direction))
         told = special(trace, rows) if special else ("", "")
+        if layer.number == 6 and not any(told):
+            # The engine's figures from outside are one span, on the way down, and tell of both ways.
+            told = _metrics_told.form(trace, [r for r in view.rows if trace.layer[r] == 6], direction)
         if (layer.number, direction) == (7, UP) and not told[1]:
             first = next((str(text) for _, text in view.exchange.get("chunks", ()) if text), "")
             told = told[0], f'"{first[:60]}"' if first else ""
