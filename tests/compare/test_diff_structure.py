@@ -202,6 +202,48 @@ def test_several_runs_of_the_same_are_no_difference() -> None:
     assert found.wall.confidence == pytest.approx(0.9)
 
 
+def test_runs_that_lie_apart_but_cannot_be_told_from_noise_say_what_would_help() -> None:
+    base = [sample(encode=e * MS, seed=n) for n, e in enumerate((40, 60, 20), 1)]
+    new = [sample(encode=e * MS, seed=n) for n, e in enumerate((200, 80, 81), 1)]
+    found = compare_samples(base, new)
+    assert found.verdict.status == "same" and found.wall.low_ns is not None and found.wall.low_ns > 0
+    assert "give more a side" in found.verdict.sentence
+    alike = compare_samples(base, [sample(encode=e * MS, seed=n) for n, e in enumerate((50, 30, 55), 1)])
+    assert alike.verdict.status == "same" and "give more" not in alike.verdict.sentence
+
+
+def test_a_first_token_that_came_sooner_is_told_where_the_whole_is_the_same() -> None:
+    base, new = ([sample(seed=n, jitter=700) for n in range(1, 6)] for _ in range(2))
+    for number, (one, other) in enumerate(zip(base, new, strict=True)):
+        one.ttft_ns, other.ttft_ns = 5 * MS + 1000 * number, 2 * MS + 1000 * number
+    assert "The first token came 3.00 ms (60 %) sooner" in compare_samples(base, new).verdict.sentence
+    assert "(150 %) later" in compare_samples(new, base).verdict.sentence
+    assert "first token" not in compare_samples(base, base).verdict.sentence
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("many", [1, 4])
+def test_a_server_seen_from_outside_has_not_lost_its_layers(many: int, swapped: bool) -> None:
+    """What a side did not see is not known there: it is neither nothing nor a time of no layer."""
+
+    def outside(seed: int) -> Sample:
+        made = Trace(ids=IdSource(seed))
+        root = made.add("tokentrace run", 0, T0, T0 + 20 * MS, -1, envelope=True)
+        top = made.add("pass once", 0, T0, T0 + 20 * MS, root, envelope=True)
+        chat = made.add("chat m", 8, T0, T0 + 20 * MS, top, envelope=True)
+        made.add("send", 8, T0, T0 + 100_000, chat, direction="down")
+        return of_pass(made, analyze(made), "once", "outside")
+
+    sides = [[sample(seed=n, jitter=700) for n in range(1, many + 1)], [outside(n) for n in range(1, many + 1)]]
+    found = compare_samples(*(sides[::-1] if swapped else sides))
+    layers = rows(found, "layers")
+    assert set(layers) <= {"8", "server"} and not layers["server"].only_in
+    assert sum(row.difference_ns for row in layers.values()) == pytest.approx(found.wall.difference_ns, rel=0.01)
+    assert "no layer" not in found.verdict.sentence and "-100" not in found.verdict.sentence
+    assert not found.levels["steps"] and "outside" in found.missing["steps"]
+    assert all(row.layer == 8 for row in found.levels["spans"])
+
+
 def test_a_fold_is_not_mistaken_for_the_whole() -> None:
     whole = trace()
     folded = fold(whole, 60)

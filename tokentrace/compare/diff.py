@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokentrace.compare.evenness import Even, even_of
+from tokentrace.compare.group import group
 from tokentrace.compare.noise import FLOORS
 from tokentrace.compare.rows import Row, level_rows, ttft_row, wall_row
 from tokentrace.compare.sample import LEVELS, Sample, fill
 from tokentrace.compare.sides import Progress, Read, load, split
 from tokentrace.compare.unlike import PerToken, per_token_of, unlike_tokens
-from tokentrace.compare.verdict import Verdict, cannot_tell, judge
+from tokentrace.compare.verdict import Verdict, amount, cannot_tell, judge
 from tokentrace.errors import UsageError
 from tokentrace.wording import duration, listed, plural
 
@@ -153,6 +154,7 @@ def compare_samples(base: Sequence[Sample], new: Sequence[Sample]) -> Diff:
             "a recording of a chip cannot be compared with a traced request", fix="give two recordings, or two runs"
         )
     fill(every)
+    group(every)
     even = even_of(base, new)
     levels = {level: level_rows(level, base, new, even) for level in LEVELS}
     wall = wall_row(base, new, even)
@@ -164,9 +166,12 @@ def compare_samples(base: Sequence[Sample], new: Sequence[Sample]) -> Diff:
     per_token, unlike = per_token_of(base, new), unlike_tokens(base, new)
     lost = list(dict.fromkeys(sample.lost for sample in every if sample.lost))
     verdict = judge(wall, levels, base, new)
+    ttft = ttft_row(base, new, even)
+    if verdict.status == "same" and ttft is not None and ttft.beyond_noise:
+        sooner = "later" if ttft.difference_ns > 0 else "sooner"
+        verdict.sentence += f" The first token came {amount(ttft)} {sooner}, which is beyond noise."
     if unlike:
         verdict.sentence = f"Not alike: {listed(unlike)}. {verdict.sentence}{_a_token(per_token)}"
-    ttft = ttft_row(base, new, even)
     if lost:
         for row in (wall, *([ttft] if ttft is not None else []), *(row for rows in levels.values() for row in rows)):
             row.beyond_noise = None

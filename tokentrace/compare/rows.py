@@ -9,8 +9,9 @@ from statistics import median
 from typing import Any
 
 from tokentrace.compare.evenness import Even
+from tokentrace.compare.group import MODEL, SERVER
 from tokentrace.compare.noise import ALPHA, FLOORS, Side, Slots, floor, holm, shift
-from tokentrace.compare.sample import LEVELS, MODEL, NOBODY, Amount, Sample, again_values
+from tokentrace.compare.sample import LEVELS, NOBODY, Amount, Sample, again_values
 
 #: One run a side: of so many repeated parts so many must have changed in the same direction.
 _REPEATED, _NEARLY = 4, 0.9
@@ -216,4 +217,6 @@ def _label(level: str, key: Hashable, amount: Amount) -> str:
 
     if key == NOBODY:
         return "time of no layer"
+    if key == SERVER:
+        return "the server and the way to it"
     return "the model (layers 5 to 3)" if key == MODEL else f"the {by_number(amount.layer).title} (layer {key})"

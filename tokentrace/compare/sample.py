@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tokentrace.report import Report
 
 LEVELS = ("layers", "spans", "steps", "modules", "operators", "kernels")
-#: Key of layers 5 to 3 together, where a side does not tell them apart.
-MODEL = "model"
 NOBODY = 0
 _IN_MODEL = (5, 4, 3)
 _COMPILING = 2
@@ -253,7 +251,6 @@ def fill(samples: Sequence[Sample]) -> None:
                     sample.levels[level] = amounts
                 else:
                     sample.missing[level] = f"there is none in the {sample.deep_pass} pass"
-    _group_model(samples)
 
 
 def step_amounts(steps: Sequence[Step]) -> Amounts:
@@ -283,23 +280,6 @@ def _rest(wall: Slots, layers: Amounts, wall_ns: int) -> dict[Slot, int]:
     if all(value >= 0 for value in left.values()):
         return {slot: value for slot, value in left.items() if value}
     return {_ONCE: wall_ns - sum(amount.total for amount in layers.values())}
-
-
-def _group_model(samples: Sequence[Sample]) -> None:
-    """Layers 5 to 3 as one where not every sample tells them apart: light passes see them from outside only."""
-    known = [{layer for layer in _IN_MODEL if layer in s.levels.get("layers", {})} for s in samples]
-    if all(one == known[0] for one in known) and (4 in known[0] or 3 in known[0] or not known[0]):
-        return
-    for sample in samples:
-        layers = sample.levels.get("layers")
-        if layers is None:
-            continue
-        grouped = Amount("", 5)
-        for layer in _IN_MODEL:
-            for slot, spent in (layers.pop(layer).slots if layer in layers else {}).items():
-                grouped.slots[slot] = grouped.slots.get(slot, 0) + spent
-        if grouped.slots:
-            layers[MODEL] = grouped
 
 
 def of_report(report: Report, label: str, name: str = "") -> Sample:

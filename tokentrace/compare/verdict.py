@@ -154,7 +154,13 @@ def signed(row: Row) -> str:
 
 def _noise(row: Row) -> str:
     if row.low_ns is not None and row.high_ns is not None and row.confidence is not None:
-        return f"{row.confidence:.0%} interval {duration(row.low_ns)} to {duration(row.high_ns)}".replace("%", " %")
+        text = f"{row.confidence:.0%} interval {duration(row.low_ns)} to {duration(row.high_ns)}".replace("%", " %")
+        if row.low_ns > 0 or row.high_ns < 0:
+            text += (
+                "; but runs that scatter as these do lie so far apart in 5 % of cases or more when nothing differs: "
+                "give more a side"
+            )
+        return text
     if row.limit_ns is not None:
         return f"and noise seen inside the two runs allows for ±{duration(row.limit_ns)}"
     return "noise unknown"
