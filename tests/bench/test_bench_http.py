@@ -157,6 +157,18 @@ def test_an_open_loop_counts_from_when_a_request_was_due(tmp_path: Path) -> None
     assert found["targets"][0]["figures"]["delay"]["max"] > 0.5e9
 
 
+def test_requests_a_second_of_an_open_loop_count_the_time_between_them(tmp_path: Path) -> None:
+    # Due every 0.25 s, so the last of five is sent a second after the first: five in less than that cannot be.
+    with ScriptedServer() as server:
+        server.on("POST", "/v1/chat/completions", reply(first_s=0.0, gap_s=0.0))
+        found = result("Hi", "--url", api(server), "--model", "alpha", "-n", "5", "--rate", "4", "--arrivals", "even",
+                       data=tmp_path)  # fmt: skip
+    one = found["targets"][0]
+    starts = [row["start_ns"] for row in found["requests"]]
+    assert one["wall_ns"] >= max(starts) - min(starts) > 0
+    assert one["wall_ns"] >= 0.95e9 and one["requests_per_s"] <= 5 / 0.95
+
+
 def test_failures_are_grouped_by_their_cause_and_not_sent_again(tmp_path: Path) -> None:
     limited = json_answer({"error": {"message": "too many"}}, 429, retry_after="0")
     cut = sse(chunk(role="assistant"), chunk("a"))

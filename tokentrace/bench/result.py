@@ -179,9 +179,15 @@ def _cell(value: Any) -> Any:
 
 
 def of_target(
-    target: Target, number: int, model: str, measured: Sequence[Measured], warm: Sequence[Measured], seed: int
+    target: Target,
+    number: int,
+    model: str,
+    measured: Sequence[Measured],
+    warm: Sequence[Measured],
+    seed: int,
+    rounds: bool = False,
 ) -> TargetResult:
-    """Work out the figures of one target's requests."""
+    """Work out the figures of one target's requests. `rounds`: they were sent in rounds, in turn with another's."""
     mine = [m for m in measured if m.target == number]
     good = [m for m in mine if m.ok]
 
@@ -204,14 +210,16 @@ def of_target(
         model=model,
         measured=mine,
         warm=[m for m in warm if m.target == number],
-        wall_ns=_wall(mine),
+        wall_ns=_wall(mine, rounds),
         figures=figures,
         errors=_errors(mine),
     )
 
 
-def _wall(measured: Sequence[Measured]) -> int:
+def _wall(measured: Sequence[Measured], in_rounds: bool) -> int:
     """From the first request to the end of the last; of rounds only the rounds of this target count."""
+    if not in_rounds:
+        return max((m.end_ns for m in measured), default=0) - min((m.start_ns for m in measured), default=0)
     rounds: dict[int, tuple[int, int]] = {}
     for m in measured:
         start, end = rounds.get(m.round, (m.start_ns, m.end_ns))

@@ -109,9 +109,10 @@ def _worked_out(
     servers: dict[int, server_figures.ServerFigures | None],
 ) -> Result:
     found = []
+    in_rounds = plan.rate is None and len(targets) > 1
     for number, target in enumerate(targets):
         model = sent.models.get(number) or warm.models.get(number) or target.endpoint.model
-        one = of_target(target, number, model, sent.measured, warm.measured, plan.seed)
+        one = of_target(target, number, model, sent.measured, warm.measured, plan.seed, in_rounds)
         one.server = servers.get(number)
         one.notes += _notes(plan, one, sent.notes.get(number, []))
         found.append(one)
