@@ -174,6 +174,12 @@ def test_names_without_a_blank_do_not_widen_the_page(opened: Callable[..., Opene
     one = opened(trace, report, size=(width, 900))
     assert one.do("() => document.documentElement.scrollWidth") <= width
     assert "`" not in one.page.locator("#headline .lead").inner_text()
+    # Nor do they push the figures beside them out of sight.
+    sight, figures = one.do(
+        """() => [document.querySelector("#operators .scroll").getBoundingClientRect().right,
+            [...document.querySelectorAll("#operators td")].map((cell) => cell.getBoundingClientRect().right)]"""
+    )
+    assert len(figures) == 4 and max(figures) <= sight + 1
 
 
 def test_nothing_lies_beside_the_rails_before_the_token_runs(opened: Callable[..., Opened]) -> None:

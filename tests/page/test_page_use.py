@@ -214,6 +214,8 @@ def test_dark_follows_the_system_and_text_stays_readable(opened: Callable[..., O
 
 def test_paper_is_light_and_has_no_buttons(opened: Callable[..., Opened]) -> None:
     one = opened(three_passes(), color_scheme="dark")
+    operators = one.do("() => tokentrace.trace.story.report.operators")
+    assert operators, "or this test shows nothing"
     drawn = one.do("() => document.querySelector('.view canvas').toDataURL()")
     one.page.emulate_media(media="print")
     one.do("() => dispatchEvent(new Event('beforeprint'))")
@@ -223,6 +225,13 @@ def test_paper_is_light_and_has_no_buttons(opened: Callable[..., Opened]) -> Non
     for selector in ("#time-tools", ".around", ".bar nav"):
         assert not one.page.locator(selector).is_visible()
     assert one.page.locator(".lane").count() == 8
+    shown = one.page.locator("#operators tbody").first.inner_text()
+    assert [row["name"] for row in operators[:8] if row["name"] not in shown] == [], "a figure without its name"
+    sizes = one.do(
+        """() => ["#told .gap p", "#told .gap .where"].map((place) =>
+            parseFloat(getComputedStyle(document.querySelector(place)).fontSize))"""
+    )
+    assert sizes[0] >= sizes[1], "what is told is smaller than where it lies"
     pdf = one.page.pdf(format="A4")
     assert pdf.startswith(b"%PDF") and len(pdf) > 20_000
     one.do("() => dispatchEvent(new Event('afterprint'))")
