@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -103,6 +104,46 @@ def test_ctrl_c_while_the_trace_is_put_together_loses_nothing(monkeypatch: pytes
     outcome = run(StoppedAt())
     assert outcome.interrupted and list(outcome.exchanges) == ["cold", "warm", "deep"]
     assert "tokentrace.interrupted" not in outcome.trace.attributes(0), "nothing is missing"
+
+
+#: In the engine's process, which alone has the variable, torch takes until it is ended.
+_NEVER_READY = """
+import os, sys, time
+class Waits:
+    def find_spec(self, name, *rest):
+        while name == "torch":
+            time.sleep(0.05)
+if "TOKENTRACE_AGENT_SOCKET" in os.environ:
+    sys.meta_path.insert(0, Waits())
+"""
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_before_the_request_leaves_nothing_behind(how: signal.Signals, tmp_path: Path) -> None:
+    import psutil
+
+    for name in ("data", "tmp", "patch"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "patch" / "sitecustomize.py").write_text(_NEVER_READY)
+    env = {**os.environ, "TOKENTRACE_DATA_DIR": str(tmp_path / "data"), "PYTHONPATH": str(tmp_path / "patch"),
+           "TMPDIR": str(tmp_path / "tmp")}  # fmt: skip
+    for name in ("OPENAI_BASE_URL", "TOKENTRACE_BASE_URL", "TOKENTRACE_PROFILE"):
+        env.pop(name, None)
+    process = subprocess.Popen([sys.executable, "-m", "tokentrace", "run", "Hi"], env=env, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)  # fmt: skip
+    assert process.stderr is not None
+    told = ""
+    while "importing torch" not in told:
+        line = process.stderr.readline()
+        assert line, told
+        told += line
+    (engine,) = psutil.Process(process.pid).children()
+    process.send_signal(how)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out, err) == (130, "", "interrupted\n")
+    assert not engine.is_running()
+    assert not list((tmp_path / "data").rglob("*")) and not list((tmp_path / "tmp").glob("tokentrace-*"))
 
 
 _INTERRUPTED_IMPORT = """

@@ -61,8 +61,13 @@ class _Lazy(click.Group):
             return super().make_context(*given, **named)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _closed_pipe():
-            return super().invoke(ctx)
+        try:
+            with _closed_pipe():
+                return super().invoke(ctx)
+        except KeyboardInterrupt:
+            if sys.stderr.isatty():
+                raise  # click ends the line that ^C stands on
+            raise click.exceptions.Abort from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
