@@ -54,6 +54,8 @@ def test_a_broken_device_is_no_lack_of_memory() -> None:
         told = cause(openai(said, None, 500))
         assert told.startswith("TT602") and "out of memory" not in told and "restart" in told
     assert cause(openai("CUDA error: out of memory", None, 500)).startswith("TT604")
+    other_card = cause(openai("CUDA error: no kernel image is available for execution on the device", None, 500))
+    assert "built for that card" in other_card
 
 
 def test_a_redirect_that_leads_nowhere_is_no_address_to_use() -> None:
@@ -69,11 +71,17 @@ def test_a_redirect_that_leads_nowhere_is_no_address_to_use() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "word"), [(521, "refused the connection"), (522, "no connection"), (524, "no answer in time")]
+    ("status", "word"),
+    [(521, "refused the connection"), (522, "no connection"), (530, "no server"), (524, "no answer in time")],
 )
 def test_cloudflares_own_statuses_speak_of_the_server_behind_it(status: int, word: str) -> None:
     told = cause(body_answer(b"error code: %d" % status, "text/plain", status, server="cloudflare", cf_ray="x"))
     assert told.startswith("TT847 Cloudflare") and word in told and "has nothing of it" not in told
+
+
+def test_a_route_that_cloudflare_lacks() -> None:
+    told = cause(html_answer("<html><title>404</title></html>", 404, server="cloudflare", cf_ray="x"))
+    assert "(the routes of Cloudflare)" in told
 
 
 def test_an_account_without_money() -> None:

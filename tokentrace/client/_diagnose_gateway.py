@@ -23,7 +23,7 @@ def gateways_own(facts: Facts, by: Gateway) -> EndpointError:
     itself = f"{by.name} before the server answered itself ({named})"
     asked_not = "the server behind it was not asked"
     log = f"{by.where_it_tells} tells why"
-    routes = by.routes or "its routes"
+    routes = f"{by.routes} of {by.name}" if by.routes else f"the routes of {by.name}"
     if status == 401:
         return _login(facts, by, named)
     if status == 403:
@@ -35,7 +35,7 @@ def gateways_own(facts: Facts, by: Gateway) -> EndpointError:
         # Which routes it does pass on, if any, was asked for.
         other = f", although it passes /models on under {facts.better_base}" if facts.better_base else ""
         other = ", although it passes /models on" if facts.models is not None else other
-        fix = f"use {facts.better_base}" if facts.better_base else f"pass this path on ({routes} of {by.name}); {log}"
+        fix = f"use {facts.better_base}" if facts.better_base else f"pass this path on ({routes}); {log}"
         return failure("TT840", f"{itself}: it has no route for {path}{other}, and {asked_not}", fix)
     if status in (405, 501):
         return failure(
@@ -134,6 +134,8 @@ _ORIGIN = {
     524: ("had the connection, and no answer in time from the server behind it",
           "ask for a stream, which keeps the connection busy, or for fewer tokens; look whether the server is stuck"),
     525: ("could not finish the TLS handshake with the server behind it", "look at the server's TLS settings"),
+    530: ("found no server behind it", "check that the tunnel (cloudflared) runs, or the server's address in "
+          "Cloudflare's DNS"),
     526: ("does not trust the certificate of the server behind it", "have that certificate renewed"),
 }  # fmt: skip
 

@@ -41,6 +41,7 @@ _DEAD = re.compile(
     r"(CUDA|HIP|NCCL|RCCL|cuBLAS|cuDNN) error|illegal memory access|device-side assert",
     re.IGNORECASE,
 )
+_OTHER_CARD = re.compile(r"no kernel image is available|invalid device function", re.IGNORECASE)
 #: What passes by itself: nothing in the request is wrong.
 _PASSING = re.compile(
     r"overloaded|(try|retry)( it)?( again)?( later| in )|temporar(y|il)|at capacity|too busy|too many requests|"
@@ -156,12 +157,10 @@ def said_failure(facts: Facts, status: int) -> EndpointError | None:
         fix = f"wait {one_line(wait, 30)} s and run this again" if wait.isdigit() else "wait and run this again"
         return failure("TT603", "the server is still loading the model", fix, _detail(facts))
     if _DEAD.search(text):
-        return failure(
-            "TT602",
-            f"the engine behind the server failed{_said(facts)}",
-            "restart the server; its log at that time tells why",
-            _detail(facts),
-        )
+        fix = "restart the server; its log at that time tells why"
+        if _OTHER_CARD.search(said):
+            fix = "install a torch that was built for that card: nothing else helps, a restart neither"
+        return failure("TT602", f"the engine behind the server failed{_said(facts)}", fix, _detail(facts))
     return None
 
 
