@@ -73,5 +73,7 @@ def _configured(config: Any) -> dict[str, Any]:
         if value is not None:
             told[name] = value if isinstance(value, (bool, int)) else str(value).removeprefix("torch.")
     if "eager" in told:
-        told["compile"] = not told["eager"]
+        # Without --enforce-eager there is still -O0: CompilationMode.NONE, an IntEnum.
+        mode = told.get("compile_mode")
+        told["compile"] = not told["eager"] and (not isinstance(mode, int) or mode != 0)
     return told
