@@ -32,6 +32,7 @@ def test_a_sampled_request_is_traced_into_the_callers_trace_and_others_are_not(
     assert {one["trace_id"] for one in spans} == wanted, "a request that was not sampled was traced"
     tops = [one for one in spans if one["parent_id"] == int(SPAN, 16)]
     assert len(tops) >= 2 and {one["name"] for one in tops} == {"tokentrace attach"}
+    assert "from now on requests with a sampled traceparent are traced" in server.log.read_text(errors="replace")
     assert not any("tokentrace.token.text" in one["attributes"] for one in spans)
     beside = _beside(server)
     assert beside

@@ -70,9 +70,16 @@ def _serve(pid: int, chosen: Mapping[str, Any]) -> None:
     # No endpoint of ours: nothing is sent to the server.
     settings = workflow.Settings(save=False)
     with attach.open(found, method="agent") as attached:
+        _say(f"from now on {promised(chosen)} are traced")
         for _, run in watch(attached, settings, select=chosen, stop=lambda: not _alive(pid)):
             for warning in run.warnings:
                 _say(warning)
+
+
+def promised(chosen: Mapping[str, Any]) -> str:
+    """Which requests these are, for the server's log."""
+    others = f", and {chosen['share']:.3g} of the others," if chosen["share"] else ""
+    return f"requests with a sampled traceparent{others}"
 
 
 def _whole(pid: int) -> attach.Found | None:

@@ -156,7 +156,7 @@ def watch(
     idle: Callable[[int], None] = lambda under_way: None,
 ) -> Iterator[tuple[Row, workflow.Run]]:
     """Requests of others until `for_s` seconds have passed or `requests` have finished; each saved and sent on as the
-    settings say. `idle` is told ten times a second how many are under way.
+    settings say. `idle` is told ten times a second, and at the end, how many are under way.
 
     Raises AttachError when there is no agent in the server: from outside, no request of others can be seen.
     """
@@ -175,10 +175,11 @@ def watch(
                 yield _conclude(served, attached, agents, settings, deep)
                 count += 1
                 if requests is not None and count >= requests:
+                    idle(watcher.under_way)
                     return
+            idle(watcher.under_way)
             if over or stop() or agents.lost:
                 return
-            idle(watcher.under_way)
             time.sleep(POLL_S)
 
 

@@ -90,7 +90,7 @@ class _Asked:
 @click.option("--pid", type=click.IntRange(1), help="A process of the server, instead of its URL.")
 @click.option("--for", "for_", metavar="TIME", help="Watch the requests of others for so long: 30s, 5m.")
 @click.option("--requests", type=click.IntRange(1), metavar="N", help="Watch until N requests of others have ended.")
-@click.option("--with-text", is_flag=True, help="Keep the text of others' requests too; default: counts and ids.")
+@click.option("--with-text", is_flag=True, help="Keep the text of others' requests too; default: counts and token ids.")
 @click.option("--deep", is_flag=True, help="Watch the modules and operators of others' requests too; slows them down.")
 @click.option("--steps", type=click.IntRange(1), default=3, show_default=True, help="Steps that are profiled.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and stop.")
@@ -298,9 +298,15 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
     rows: list[Row] = []
     errors: list[str] = []
     interrupted = False
+    under_way = 0
 
     def source(idle: Any) -> Any:
-        bounds = {"for_s": asked.for_s, "requests": asked.requests, "idle": idle}
+        def noted(count: int) -> None:
+            nonlocal under_way
+            under_way = count
+            idle(count)
+
+        bounds: dict[str, Any] = {"for_s": asked.for_s, "requests": asked.requests, "idle": noted}
         if receiver is not None:
             return watch_told(attached, settings, receiver, **bounds)
         return watch(attached, settings, with_text=asked.with_text, deep=asked.deep, steps=asked.steps, **bounds)
@@ -322,14 +328,20 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
     if asked.as_json:
         import orjson
 
-        for _ in runs(lambda under_way: None):
+        for _ in runs(lambda count: None):
             pass
-        document = {**expected.to_json(), "depth": attached.depth, "requests": [asdict(row) for row in rows]}
+        document = {
+            **expected.to_json(),
+            "depth": attached.depth,
+            "requests": [asdict(row) for row in rows],
+            "under_way": under_way,
+        }
         click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
     else:
         show_rows(runs, console)
         saved = [row.run for row in rows if row.run]
-        console.print(f"\n{plural(len(rows), 'request')} seen", markup=False)
+        more = f", {under_way} more had not ended" if under_way else ""
+        console.print(f"\n{plural(len(rows), 'request')} seen{more}", markup=False)
         if saved:
             console.print(f"look at one: tokentrace show {saved[-1]}", markup=False)
     lost = [one.agent.lost for one in attached.inside if one.agent.lost]
