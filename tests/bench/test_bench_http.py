@@ -256,6 +256,17 @@ def test_files_hold_every_request_and_no_markup_of_the_server(tmp_path: Path) ->
     assert all(int(row["total_ns"]) > 0 for row in rows)
 
 
+def test_the_page_of_two_endpoints_says_first_that_some_failed(tmp_path: Path) -> None:
+    page, limited = tmp_path / "b.html", json_answer({"error": {"message": "too many"}}, 429)
+    with ScriptedServer() as a, ScriptedServer() as b:
+        a.on("POST", "/v1/chat/completions", hello())
+        b.on("POST", "/v1/chat/completions", hello(), hello(), limited, hello())
+        bench("Hi", "--url", api(a), "--url", api(b), "--model", "alpha", "-n", "5", "-o", str(page),
+              data=tmp_path, code=1)  # fmt: skip
+    first = page.read_text().partition("<h1>")[2].partition("</h1>")[0]
+    assert "5 of 5 worked" in first and "4 of 5 worked" in first and "first token" in first
+
+
 def test_without_a_model_the_servers_only_one_is_used_and_asked_for_once(tmp_path: Path) -> None:
     with ScriptedServer() as server:
         server.on("POST", "/v1/chat/completions", hello()).on("GET", "/v1/models", models("only"))

@@ -79,6 +79,17 @@ def test_a_saved_file_has_the_rights_of_any_new_file(tmp_path: Path) -> None:
     assert len(modes) == 1
 
 
+@pytest.mark.parametrize("name", ["step.json", "step.pt.trace.json.gz", "profile.sqlite"])
+def test_export_of_a_recording_names_import(tmp_path: Path, name: str) -> None:
+    # Not "written for Jaeger": that is what the suffix would mean for a file of ours.
+    (tmp_path / name).write_bytes(b'{"traceEvents": []}')
+    command = [sys.executable, "-c", "from tokentrace.cli import main; main()", "export", name, "--to", "jaeger"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240, check=False)
+    assert done.returncode == 2
+    assert "Jaeger" not in done.stderr and f"tokentrace import {name}" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 def test_importing_emit_loads_no_exporter() -> None:
     heavy = ("grpc", "httpx", "numpy", "orjson", "google")
     code = f"import sys, tokentrace.emit; print([m for m in {heavy} if m in sys.modules])"

@@ -22,7 +22,10 @@ _MOST_POINTS = 4_000
 
 def write_result(result: Result, path: Path) -> None:
     """Write the page. Raises UsageError when the file cannot be written."""
-    title = result.verdict or "; ".join(f"{t.name}: {len(t.good)} of {len(t.measured)} worked" for t in result.targets)
+    title = "; ".join(f"{t.name}: {len(t.good)} of {len(t.measured)} worked" for t in result.targets)
+    if result.verdict:
+        whole = all(len(t.good) == len(t.measured) for t in result.targets)
+        title = result.verdict if whole else f"{title}. {result.verdict}"
     parts = [f"<h1>{text(title)}</h1>", f'<p class="dim">{text(result.sent)}.</p>']
     parts += [f"<p>Note: {text(note)}.</p>" for note in result.notes]
     good = [(t.name, t.good) for t in result.targets]

@@ -25,6 +25,13 @@ def command(trace: str, target: str, endpoint: str | None, out: str | None) -> N
     from tokentrace import emit, runs
 
     source = runs.find(trace)
+    name = source.name.lower().removesuffix(".gz")
+    if name.endswith((".json", ".sqlite", ".db")) and not name.endswith((".jaeger.json", ".perfetto.json")):
+        # .json and .trace.json are names of viewers' files to `save`, and of most recordings to everybody else.
+        raise UsageError(
+            f"{source} is no trace that tokentrace saved whole",
+            fix=f"give a run or a .jsonl file; of a GPU recording: tokentrace import {source} -o FILE",
+        )
     loaded = emit.load(source)
     if target == "otlp":
         from tokentrace.emit.otlp_send import send
