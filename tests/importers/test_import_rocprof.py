@@ -55,6 +55,25 @@ def test_a_whole_result_is_joined_by_process(tmp_path: Path) -> None:
     recordings.check_tree(found.trace)
 
 
+def test_gpus_are_called_by_their_number_among_the_gpus(tmp_path: Path) -> None:
+    """A copy to the host is one of the GPU that it comes from: a processor is no device."""
+    tool = result()
+    tool["agents"] = [
+        {"id": {"handle": 4}, "type": 1, "product_name": "EPYC", "logical_node_type_id": 0},
+        {"id": {"handle": 5}, "type": 2, "product_name": "AMD Instinct MI300X", "logical_node_type_id": 3},
+    ]
+    tool["buffer_records"]["memory_copy"] = [
+        {"start_timestamp": 50_000, "end_timestamp": 50_100, "bytes": 4, "kind": -1, "operation": 1, "thread_id": 7,
+         "correlation_id": {"internal": 900}, "src_agent_id": {"handle": 5}, "dst_agent_id": {"handle": 4}},
+    ]  # fmt: skip
+    found = imported(tmp_path / "r.json", tool)
+    assert [device["device"] for device in found.figures["devices"]] == ["3"]
+    named = {attributes.get("hw.id") for attributes in map(found.trace.attributes, range(len(found.trace)))}
+    assert named - {None} == {"3"}
+    del tool["agents"]
+    assert [d["device"] for d in imported(tmp_path / "s.json", tool).figures["devices"]] == ["5"]
+
+
 def test_markers_are_called_by_their_text_and_mark_steps(tmp_path: Path) -> None:
     """rocprofv3 names a range "roctxThreadRangeA" and keeps what the program wrote under its correlation id."""
     tool = result()

@@ -142,14 +142,18 @@ def _saved_run(files: tuple[str, ...]) -> tuple[str, Path] | None:
 
     for given in files:
         path = Path(given)
-        if path.is_file() and not path.name.endswith((".jsonl", ".jsonl.gz")):
-            continue
-        if path.is_dir() and not (path / runs.TRACE).is_file():
-            continue
         try:
+            if path.is_file() and not path.name.endswith((".jsonl", ".jsonl.gz")):
+                continue
+            if path.is_dir() and not (path / runs.TRACE).is_file():
+                continue
             return given, runs.find(given)
         except UsageError:
             continue
+        except OSError as error:
+            raise UsageError(
+                f"{given} cannot be read: {error.strerror}", fix="check the path and its rights"
+            ) from error
     return None
 
 

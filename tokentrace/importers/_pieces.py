@@ -7,6 +7,7 @@ standard library's tolerant decoder; what cannot be read is counted. Only the fi
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from json import JSONDecodeError, JSONDecoder
@@ -27,6 +28,7 @@ _HEADER_LIMIT = 64 << 20
 _EVENT_LIMIT = 64 << 20
 _TAIL_LIMIT = 4 << 20
 _PATIENCE = 4 << 20
+_CANDIDATES = 64  # places that look like the list of events; a recording has one or two
 _TORN = 16  # a torn literal, number or escape is no longer than this
 
 _FIELDS = rb"(?:ph|name|cat|pid|tid|ts|args|dur|id|s|bp)"
@@ -79,9 +81,9 @@ class Reader:
         self._damaged = 0
 
     def pieces(self, stream: Iterator[bytes], progress: Callable[[int], None] | None) -> Iterator[list[Event]]:
-        rest = b""
+        held: list[bytes] = []
+        size = retry = seen = 0
         started = False
-        seen = 0
         for piece in stream:
             seen += len(piece)
             if progress:
@@ -90,23 +92,35 @@ class Reader:
                 if len(self.tail) < _TAIL_LIMIT:
                     self.tail += piece
                 continue
-            rest = rest + piece if rest else piece
+            held.append(piece)
+            size += len(piece)
+            if size < retry:
+                continue
+            rest = held[0] if len(held) == 1 else b"".join(held)
             if not started:
                 begin = self._find_events(rest)
                 if begin < 0:
-                    if len(rest) > _HEADER_LIMIT:
+                    if size > _HEADER_LIMIT:
                         break
+                    held, retry = [rest], min(2 * size, _HEADER_LIMIT + 1)
                     continue
                 started = True
                 rest = rest[begin:]
             events, rest = self._take(rest)
             if events:
                 yield events
-            if len(rest) > _EVENT_LIMIT and not self.done:
+            held, size = [rest] if rest else [], len(rest)
+            # What could not be taken is looked at again when there is twice as much: never more work than the file.
+            retry = min(2 * size, _EVENT_LIMIT + 1) if size > 2 * _source.CHUNK else 0
+            if size > _EVENT_LIMIT and not self.done:
                 self.lost.add(1, f"an event longer than {_EVENT_LIMIT >> 20} MiB: it and what follows is lost")
                 return
+        rest = b"".join(held)
         if not started:
-            raise self._no_events(rest)
+            started_at = self._find_events(rest) if retry else -1
+            if started_at < 0:
+                raise self._no_events(rest)
+            rest = rest[started_at:]
         if not self.done:
             events, rest = self._take(rest, last=True)
             if events:
@@ -124,7 +138,7 @@ class Reader:
         if begin not in (b"{", b""):
             raise self._no_events(text)
         first = -1
-        for match in _EVENTS_KEY.finditer(text):
+        for match in itertools.islice(_EVENTS_KEY.finditer(text), _CANDIDATES):
             first = match.end() if first < 0 else first
             candidate = text[: match.start()] + b'"":0}'
             try:

@@ -14,7 +14,7 @@ from tokentrace.importers.columns import Lost
 CHUNK = 1 << 19  # measured from 128 KiB to 2 MiB: smaller costs calls, larger costs cache misses and memory
 _LAYERS = 3  # gzip inside gzip, seen in the wild once; deeper is a bomb
 #: A gzip stream that grows beyond this and by more than this factor is refused. Real recordings shrink 10 to 60 fold.
-_BOMB_BYTES = 1 << 30
+_BOMB_BYTES = 1 << 26
 _BOMB_FACTOR = 150
 _GZIP = b"\x1f\x8b"
 _LFS = b"version https://git-lfs.github.com/spec"

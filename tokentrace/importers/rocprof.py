@@ -117,8 +117,8 @@ def read(path: Path, *, progress: Callable[[int], None] | None = None) -> Events
     parts = Parts()
     products: list[str] = []
     for number, tool in enumerate(tools):
-        _tool(parts, number, tool, lost)
         agents = _list(tool.agents, _Agent, "agents", lost)
+        _tool(parts, number, tool, agents, lost)
         products += [columns.clean(agent.product_name, 80) for agent in agents if agent.type == 2]
     return parts.finish(path.name, base_ns=None, facts={"devices": products, "hip_calls_recorded": _has_calls(tools)},
                         lost=lost)  # fmt: skip
@@ -169,7 +169,10 @@ def _records(tool: _Tool, key: str, lost: Lost) -> list[_Record]:
     return [] if raw is None else _list(raw, _Record, key, lost)
 
 
-def _tool(parts: Parts, number: int, tool: _Tool, lost: Lost) -> None:
+def _tool(parts: Parts, number: int, tool: _Tool, agents: list[_Agent], lost: Lost) -> None:
+    # A GPU is called by its number among the GPUs, as HIP and Kineto do; the handle means nothing outside the file.
+    gpus = {agent.id.handle: agent.logical_node_type_id for agent in agents
+            if agent.type == 2 and agent.logical_node_type_id >= 0}  # fmt: skip
     known = _list(tool.kernel_symbols, _Symbol, "kernel_symbols", lost)
     symbols = {symbol.kernel_id: symbol.formatted_kernel_name or symbol.kernel_name for symbol in known}
     process = _one(tool.metadata, _Metadata, "metadata", lost).pid
@@ -197,8 +200,8 @@ def _tool(parts: Parts, number: int, tool: _Tool, lost: Lost) -> None:
         gpu_events.KERNEL,
         *_times(dispatches),
         name=_codes(parts.names, [symbols.get(i.kernel_id) or f"kernel {i.kernel_id}" for i in info]),
-        track=_codes(parts.tracks, [("gpu", i.agent_id.handle) for i in info]),
-        device=_codes(parts.devices, [i.agent_id.handle for i in info]),
+        track=_codes(parts.tracks, [("gpu", gpus.get(i.agent_id.handle, i.agent_id.handle)) for i in info]),
+        device=_codes(parts.devices, [gpus.get(i.agent_id.handle, i.agent_id.handle) for i in info]),
         stream=_codes(parts.streams, [i.queue_id.handle for i in info]),
         correlation=keys(dispatches),
         detail=_codes(parts.details, [_geometry(i) for i in info]),
@@ -208,8 +211,8 @@ def _tool(parts: Parts, number: int, tool: _Tool, lost: Lost) -> None:
         gpu_events.MEMCPY,
         *_times(copies),
         name=_codes(parts.names, ["Memcpy " + operation(r).removeprefix("MEMORY_COPY_").lower() for r in copies]),
-        track=_codes(parts.tracks, [("gpu", _agent(r)) for r in copies]),
-        device=_codes(parts.devices, [_agent(r) for r in copies]),
+        track=_codes(parts.tracks, [("gpu", _gpu(r, gpus)) for r in copies]),
+        device=_codes(parts.devices, [_gpu(r, gpus) for r in copies]),
         stream=_codes(parts.streams, [r.stream_id.handle if r.stream_id else 0 for r in copies]),
         correlation=keys(copies),
         bytes=np.array([r.bytes if r.bytes < 2**63 else -1 for r in copies], np.int64),
@@ -241,6 +244,7 @@ def _geometry(info: _Dispatch) -> str:
     return f"[{grid.x},{grid.y},{grid.z}] x [{block.x},{block.y},{block.z}]"
 
 
-def _agent(record: _Record) -> int:
-    agent = record.dst_agent_id or record.src_agent_id
-    return agent.handle if agent else 0
+def _gpu(record: _Record, gpus: dict[int, int]) -> int:
+    """The GPU that a copy goes to, or else comes from; where neither end is known to be one, an end's handle."""
+    ends = [agent.handle for agent in (record.dst_agent_id, record.src_agent_id) if agent]
+    return next((gpus[handle] for handle in ends if handle in gpus), ends[0] if ends else 0)
