@@ -7,7 +7,7 @@ from datetime import tzinfo
 from pathlib import Path
 
 from tokentrace.errors import UsageError
-from tokentrace.importers import _source, jit_logs, power_dumps, spans
+from tokentrace.importers import _power_of_steps, _source, jit_logs, power_dumps, spans
 from tokentrace.importers._collect import Collected
 from tokentrace.importers.jit_logs import JitLog
 from tokentrace.importers.power_dumps import PowerDump
@@ -100,11 +100,24 @@ class Companions:
         for record in records:
             builder.add_power(record)
             collected.more.append(energy_finding(record, dump.notes))
+        device = _device_of(collected, dump)
+        if device is not None:
+            collected.more += _power_of_steps.join(builder.trace, dump, device, f"GPU {device}")
         if dump.lost:
             collected.lost.add(dump.lost, f"{name}: rows that could not be read")
         facts = {"own_ns": 0, "share": 0.0, "evidence": len(times)}
         collected.beside[1] = LayerState(1, facts=facts)
         collected.sources.append({"file": name, "events": len(dump.samples), "clock": "unix", "kind": dump.kind})
+
+
+def _device_of(collected: Collected, dump: PowerDump) -> str | None:
+    """The dump's device on which the recording's steps ran; None where that is not sure."""
+    ran = {str(device["device"]) for figures in collected.figures for device in figures["devices"]}
+    if len(collected.labels) != 1 or len(ran) != 1:
+        return None
+    if len(dump.devices) == 1:
+        return dump.devices[0]
+    return next((device for device in dump.devices if device in ran), None)
 
 
 def energy_finding(record: Record, notes: list[str], when: str = "while this was recorded") -> Finding:

@@ -162,33 +162,40 @@ def records(
         times = [s.time_ns for s in series if s.time_ns is not None]
         if not times or times[0] > end_ns or times[-1] < start_ns:
             continue
-        first = series[0]
-        info = SensorInfo(
-            id=first.uuid or device,
-            type="gpu",
-            name=f"GPU {device}" + (f" {first.name}" if first.name else ""),
-            vendor=first.vendor,
-            interface=dump.kind,
-            model=first.name,
-            driver_version=first.driver_version,
-            method="integration",
-            assumed_period_ns=0,
-            # nvidia-smi's plain and average power are means over 1 s on recent boards; the window is not recorded.
-            averaging_ns=0 if first.watts_kind == "instant" else 1_000_000_000,
-            cap_w=first.cap_w,
-            cap_requested_w=first.cap_requested_w,
-            mig=first.mig,
-        )
-        log = Log(info)
-        for s in _distinct(series):
-            assert s.time_ns is not None  # series() keeps timed samples only
-            log.readings.append(Reading(s.time_ns, watts=s.watts))
-            busy = None if s.util_percent is None else s.util_percent / 100
-            log.conditions.append(Condition(s.time_ns, s.temp_c, s.clock_mhz, busy, s.throttle))
+        log = log_of(dump, device)
         window = Window(start_ns, end_ns, "")
         record, _, _ = device_record(log, window, split, tokens, None)
         result.append(record)
     return result
+
+
+def log_of(dump: PowerDump, device: str) -> Log:
+    """What the dump says of one device, as a sensor's log. Raises IndexError when it has no timed sample of it."""
+    series = dump.series(device)
+    first = series[0]
+    info = SensorInfo(
+        id=first.uuid or device,
+        type="gpu",
+        name=f"GPU {device}" + (f" {first.name}" if first.name else ""),
+        vendor=first.vendor,
+        interface=dump.kind,
+        model=first.name,
+        driver_version=first.driver_version,
+        method="integration",
+        assumed_period_ns=0,
+        # nvidia-smi's plain and average power are means over 1 s on recent boards; the window is not recorded.
+        averaging_ns=0 if first.watts_kind == "instant" else 1_000_000_000,
+        cap_w=first.cap_w,
+        cap_requested_w=first.cap_requested_w,
+        mig=first.mig,
+    )
+    log = Log(info)
+    for s in _distinct(series):
+        assert s.time_ns is not None  # series() keeps timed samples only
+        log.readings.append(Reading(s.time_ns, watts=s.watts))
+        busy = None if s.util_percent is None else s.util_percent / 100
+        log.conditions.append(Condition(s.time_ns, s.temp_c, s.clock_mhz, busy, s.throttle))
+    return log
 
 
 def _distinct(series: Iterable[PowerSample]) -> Iterable[PowerSample]:

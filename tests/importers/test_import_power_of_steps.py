@@ -1,0 +1,68 @@
+"""Joules of the steps of a recording, from a power dump that was made beside it."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokentrace.importers import Imported, load
+
+BEGIN_S = 1_796_000_000
+STEPS = {"execute_context_1(1000)_generation_0(0)": (0.5, 2.0), "execute_context_0(0)_generation_4(4)": (3.0, 1.0)}
+
+
+def dump(every_ms: int, watts: float = 200.0, devices: int = 1) -> str:
+    rows = ["timestamp, index, power.draw.instant [W]"]
+    for n in range(5_000 // every_ms):
+        at = datetime.fromtimestamp(BEGIN_S + n * every_ms / 1000, timezone.utc)
+        rows += [f"{at:%Y/%m/%d %H:%M:%S}.{at.microsecond // 1000:03d}, {d}, {watts * (d + 1):.2f} W"
+                 for d in range(devices)]  # fmt: skip
+    return "\n".join(rows) + "\n"
+
+
+def imported(folder: Path, power: str, device: int = 0) -> Imported:
+    events: list[dict[str, Any]] = []
+    for number, (name, (after_s, length_s)) in enumerate(STEPS.items()):
+        begin, length = (BEGIN_S + after_s) * 1e6, length_s * 1e6
+        at = {"ph": "X", "pid": 1, "tid": 1, "ts": begin, "dur": length}
+        events += [
+            {**at, "cat": "user_annotation", "name": name},
+            {**at, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "dur": 5, "args": {"correlation": number + 1}},
+            {**at, "cat": "kernel", "name": "k", "pid": device, "tid": 7, "ts": begin + 10, "dur": length - 20,
+             "args": {"correlation": number + 1, "device": device, "stream": 7}},
+        ]  # fmt: skip
+    (folder / "t.json").write_text(json.dumps({"traceEvents": events}))
+    (folder / "power.csv").write_text(power)
+    return load([folder / "t.json", folder / "power.csv"])
+
+
+def of_steps(found: Imported) -> list[tuple[float | None, float | None]]:
+    told = [found.trace.attributes(row) for row in range(len(found.trace)) if found.trace.layer[row] == 6]
+    return [(one.get("tokentrace.step.joules"), one.get("tokentrace.step.joules_error")) for one in told]
+
+
+def test_prefill_and_decode_get_the_joules_of_their_time(tmp_path: Path) -> None:
+    found = imported(tmp_path, dump(100))
+    (prefill, prefill_error), (decode, decode_error) = of_steps(found)
+    assert prefill == pytest.approx(400, rel=1e-6) and decode == pytest.approx(200, rel=1e-6)
+    assert prefill_error is not None and decode_error is not None and 0 < prefill_error < 4 and 0 < decode_error < 2
+    sentences = [finding.sentence for finding in found.findings if finding.layer == 1]
+    assert any("400 J" in s and "a prefill step, 0.4 J" in s for s in sentences), sentences
+    assert any("200 J" in s and "a decode step, 50 J" in s for s in sentences), sentences
+
+
+def test_a_step_shorter_than_the_sensor_sees_gets_no_joules(tmp_path: Path) -> None:
+    found = imported(tmp_path, dump(1500))
+    (prefill, _), (decode, _) = of_steps(found)
+    assert prefill is not None and decode is None
+    refused = [f for f in found.findings if "decode step drew" in f.sentence]
+    assert [f.status for f in refused] == ["unknown"] and "too short: the step took 1000.0 ms" in refused[0].sentence
+
+
+def test_of_several_cards_the_one_is_taken_that_ran_the_steps(tmp_path: Path) -> None:
+    assert of_steps(imported(tmp_path, dump(100, devices=2), device=1))[1][0] == pytest.approx(400, rel=1e-6)
+    assert of_steps(imported(tmp_path, dump(100, devices=2), device=5)) == [(None, None)] * 2
