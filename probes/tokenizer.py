@@ -181,8 +181,9 @@ def _record(
         attributes["tokentrace.form.out"] = _text(data, "text", "chars")
     else:
         attributes["tokentrace.token.index"] = data.get("index", 0)
-        attributes["tokentrace.token.id"] = data.get("id", 0)
-        attributes["tokentrace.form.in"] = str(data.get("id", ""))
+        attributes["tokentrace.form.in"] = str(data.get("id", "1 id"))
+        if "id" in data:
+            attributes["tokentrace.token.id"] = data["id"]
         attributes["tokentrace.form.out"] = _text(data, "text", "chars")
         if "text" in data:
             attributes["tokentrace.token.text"] = data["text"]
@@ -204,13 +205,17 @@ def _text(data: Mapping[str, Any], text: str, characters: str) -> str:
 
 def _ids(ids: Sequence[int], count: int) -> Attributes:
     """Count, the first ids, and the last ones if they are known."""
-    attributes: Attributes = {"tokentrace.tokens.count": count, "tokentrace.tokens.first": list(ids[:_FIRST])}
+    attributes: Attributes = {"tokentrace.tokens.count": count}
+    if ids:
+        attributes["tokentrace.tokens.first"] = list(ids[:_FIRST])
     if len(ids) == count > _FIRST:
         attributes["tokentrace.tokens.last"] = list(ids[max(_FIRST, count - _LAST) :])
     return attributes
 
 
 def ids_text(ids: Sequence[int], count: int) -> str:
-    """31 ids [1, 9690, 198, …]"""
+    """31 ids [1, 9690, 198, …]; without the ids where they were not kept."""
+    if count and not ids:
+        return f"{count} id{'s' * (count != 1)}"
     shown = ", ".join(map(str, ids[:3]))
     return f"{count} id{'s' * (count != 1)} [{shown}{', …' if count > 3 else ''}]"

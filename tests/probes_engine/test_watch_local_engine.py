@@ -61,14 +61,19 @@ def test_each_request_is_a_trace_with_its_own_steps_and_without_text(running: An
         assert names.count("decode") == row.reply_tokens and names.count("queue wait") == 1
         assert run.trace.parent[0] == -1 and run.report.layers[0].status == "seen"
         assert row.ttft_ns and row.decode_ns_per_token and row.layer
-        assert "zanzibar" not in json.dumps([s.attributes for s in run.trace.spans], default=str)
+        kept = [s.attributes for s in run.trace.spans]
+        assert "zanzibar" not in json.dumps(kept, default=str)
+        # Token ids are text to whoever has the tokenizer.
+        assert not [one for one in kept if "tokentrace.token.id" in one or "tokentrace.tokens.first" in one]
+        assert "[" not in next(s.attributes["tokentrace.form.out"] for s in run.trace.spans if s.name == "encode")
         states = {one["layer"]: one for one in run.trace.meta["passes"]["once"]["states"]}
         assert states[4]["status"] == states[1]["status"] == "unseen" and states[4]["reason"]
 
 
 def test_with_text_the_reply_is_there(running: Any) -> None:
     ((_, run),) = watched(running, ("Hi", 4, True), with_text=True)
-    assert run.report.reply
+    assert run.report.reply and run.report.layers[1].form_in
+    assert sum("tokentrace.token.id" in s.attributes for s in run.trace.spans if s.name == "decode") == 4
     assert run.report.reply == "".join(
         s.attributes["tokentrace.token.text"] for s in run.trace.spans if s.name == "decode"
     )

@@ -53,6 +53,13 @@ class Served:
     def first(self, name: str) -> Raw | None:
         return next(iter(self.named(name)), None)
 
+    def forget_token_ids(self) -> None:
+        """Whoever has the model's tokenizer can turn them back into text. Counts stay."""
+        for raw in self.raws:
+            raw.data.pop("ids", None)
+            if raw.name == "decode":
+                raw.data.pop("id", None)
+
 
 class Sorter:
     """Takes records as they come, gives each finished request what belongs to it.

@@ -121,6 +121,9 @@ class Watcher:
         for client in self.agents.members:
             self._sorter.add(client.take())
         found = self._sorter.finished(time.time_ns())
+        if not self._with_text:
+            for served in found:
+                served.forget_token_ids()
         if found and self.deep:
             self._deepen(found)
         return found

@@ -90,7 +90,7 @@ class _Asked:
 @click.option("--pid", type=click.IntRange(1), help="A process of the server, instead of its URL.")
 @click.option("--for", "for_", metavar="TIME", help="Watch the requests of others for so long: 30s, 5m.")
 @click.option("--requests", type=click.IntRange(1), metavar="N", help="Watch until N requests of others have ended.")
-@click.option("--with-text", is_flag=True, help="Keep the text of others' requests too; default: counts and token ids.")
+@click.option("--with-text", is_flag=True, help="Keep text and token ids of others' requests; default: counts only.")
 @click.option("--deep", is_flag=True, help="Watch the modules and operators of others' requests too; slows them down.")
 @click.option("--steps", type=click.IntRange(1), default=3, show_default=True, help="Steps that are profiled.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and stop.")
