@@ -70,6 +70,9 @@ def load(path: Path = BUILTIN) -> tuple[Layer, ...]:
         fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where PyYAML was built with libyaml
         root = yaml.compose(text, Loader=fast)
         data = yaml.load(text, Loader=fast)
+    except UnicodeDecodeError as error:
+        line = 1 + error.object[: error.start].count(b"\n")
+        raise LayerError(f"{path}:{line}: not UTF-8 text", fix="mend that line") from error
     except OSError as error:
         raise LayerError(f"{path} cannot be read: {error.strerror}", fix="reinstall tokentrace") from error
     except yaml.YAMLError as error:
@@ -80,7 +83,15 @@ def load(path: Path = BUILTIN) -> tuple[Layer, ...]:
     if not isinstance(data, dict) or data.get("schema") != SCHEMA or not isinstance(data.get("layers"), list):
         raise LayerError(f"{path}:1: expected 'schema: {SCHEMA}' and a list 'layers'", fix="mend the file")
     lines = _entry_lines(root)
-    return tuple(_layer(path, line, entry) for line, entry in zip(lines, data["layers"], strict=True))
+    layers = tuple(_layer(path, line, entry) for line, entry in zip(lines, data["layers"], strict=True))
+    wanted = list(range(8, 0, -1))
+    for line, layer, number in zip(lines, layers, wanted, strict=False):
+        if layer.number != number:
+            problem = f"key 'number' is {layer.number} where {number} is expected: each once, from 8 down to 1"
+            raise LayerError(f"{path}:{line}: {problem}", fix="mend that entry")
+    if len(layers) != len(wanted):
+        raise LayerError(f"{path}:1: {len(layers)} layers, expected 8", fix="mend the file")
+    return layers
 
 
 def _entry_lines(root: Any) -> list[int]:
