@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.http_servers import DONE, Answer, Request, ScriptedServer, chunk, sse
+from support.http_servers import DONE, WAIT, Answer, Request, ScriptedServer, chunk, sse
 
 from tokentrace.cli import cli
 
@@ -72,6 +72,15 @@ def test_figures_that_others_are_in_are_marked_as_the_servers(tmp_path: Path, mo
     assert row["form_out"].startswith("server's: queue 200 ms")
     assert not row["facts"]["metrics_alone"] and "means over the 3 requests" in row["facts"]["metrics_note"]
     assert "1 running (3 before), 0 waiting (2 before)" in text and "means over the 3 requests" in text
+
+
+def test_a_timeout_below_a_second_is_told_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENTRACE_DATA_DIR", str(tmp_path))
+    idle = Answer(headers={"content-type": "text/plain"}, body=[vllm(4, usage=0, hits=0, queued=0).encode()])
+    with ScriptedServer().on("POST", CHAT, sse(WAIT)).on("GET", "/metrics", idle) as server:
+        done = CliRunner().invoke(cli, ["run", "Hi", "--url", f"{server.url}/v1", "--model", "m", "--timeout", "0.3"])
+    assert done.exit_code == 2
+    assert "within 0 s" not in done.output and "300 ms" in done.output, done.output
 
 
 def test_an_engine_that_counts_no_requests_says_nothing_of_ours_alone(

@@ -19,6 +19,7 @@ from tokentrace.doctor.jobs import Job
 from tokentrace.doctor.look import Look, ask, look, urls
 from tokentrace.doctor.readings import SAMPLER, Progress, progress
 from tokentrace.errors import ConfigError, EndpointError, TokentraceError
+from tokentrace.wording import duration
 
 #: Nothing came in time, although the request had been taken.
 SILENT = frozenset(("TT825", "TT826"))
@@ -38,7 +39,8 @@ def refine(
     if error.check not in SILENT:
         return error
     detail = "\n".join(filter(None, [error.detail, *(seen.evidence if seen else ())]))
-    waited = f"no token came within {waited_s:.0f} s"
+    time_s = f"{waited_s:.0f} s" if waited_s >= 1 else duration(waited_s * 1e9)
+    waited = f"no token came within {time_s}"
     if seen is not None and seen.verdict == "stalled":
         return failure(
             "TT605",
