@@ -82,7 +82,7 @@ def test_a_watched_request_is_saved_as_a_run(tmp_path: Path) -> None:
         settings = workflow.Settings(out=tmp_path)
         found = watch_told(server, settings, receiver, idle=lambda _: sender.span("", time.time_ns()))
         row, run = next(found)
-    assert run.folder is not None and row.run == run.folder.name
+    assert run.folder is not None and row.run == str(run.folder)  # not where runs are found by their name
     assert b"llm_request" in (run.folder / "trace.jsonl").read_bytes()
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tokentrace import workflow
+from tokentrace import runs, workflow
 from tokentrace.attach.plan import BY_SPANS
 from tokentrace.attach.served import NO_POWER
 from tokentrace.attach.session import Attached, engine_facts
@@ -114,7 +114,7 @@ def row_of(span: ReceivedSpan, run: workflow.Run) -> Row:
         batch=None,
         layer="",
         share=None,
-        run=run.folder.name if run.folder is not None else "",
+        run=runs.shown(run.folder) if run.folder is not None else "",
     )
 
 

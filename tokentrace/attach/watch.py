@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tokentrace import session, workflow
+from tokentrace import runs, session, workflow
 from tokentrace.agent_client import AgentGroup
 from tokentrace.attach.served import Served, Sorter, trace_of
 from tokentrace.attach.session import STEPS, Attached, engine_facts, notes
@@ -222,7 +222,7 @@ def row_of(served: Served, run: workflow.Run) -> Row:
         batch=max((int(raw.data.get("batch") or 0) for raw in steps), default=None),
         layer=most[1] if most is not None else "",
         share=most[0] if most is not None else None,
-        run=run.folder.name if run.folder is not None else "",
+        run=runs.shown(run.folder) if run.folder is not None else "",
         replies=served.replies,
         ended=_ended(served),
         path=str(served.request.data.get("path") or ""),
@@ -313,17 +313,17 @@ def _count(value: int | None) -> str:
     return "?" if value is None else str(value)
 
 
-def show(runs: Callable[[Callable[[int], None]], Iterator[tuple[Row, workflow.Run]]], console: Console) -> list[Row]:
+def show(watched: Callable[[Callable[[int], None]], Iterator[tuple[Row, workflow.Run]]], console: Console) -> list[Row]:
     """Print requests as they finish: a table that grows in a terminal, a line each elsewhere.
 
-    `runs(idle)` starts the watching; the rows come back, also after Ctrl-C.
+    `watched(idle)` starts the watching; the rows come back, also after Ctrl-C.
     """
     from rich.live import Live
 
     rows: list[Row] = []
     if not console.is_terminal:
         console.print(table([]), crop=False, width=_WIDE)
-        for row, _ in runs(lambda under_way: None):
+        for row, _ in watched(lambda under_way: None):
             rows.append(row)
             lines = table([row])
             lines.show_header = False
@@ -334,7 +334,7 @@ def show(runs: Callable[[Callable[[int], None]], Iterator[tuple[Row, workflow.Ru
         Live(table([], width=wide), console=console, refresh_per_second=5) as live,
         contextlib.suppress(KeyboardInterrupt),
     ):
-        for row, _ in runs(lambda under_way: live.update(table(rows, under_way, width=wide))):
+        for row, _ in watched(lambda under_way: live.update(table(rows, under_way, width=wide))):
             rows.append(row)
             live.update(table(rows, width=wide))
     return rows
