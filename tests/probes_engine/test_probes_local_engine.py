@@ -13,9 +13,11 @@ import pytest
 from probe_requests import UrlServer, stream_chat
 
 from tokentrace.agent_client import AgentClient
+from tokentrace.attach import progress
+from tokentrace.client.settings import Endpoint
 from tokentrace.layers import MARKS
 from tokentrace.model import DOWN, UP, Record
-from tokentrace.probe import ProbeContext
+from tokentrace.probe import ProbeContext, Raw
 from tokentrace.probes.queue import QueueProbe
 from tokentrace.probes.tensor import TensorProbe
 from tokentrace.probes.tokenizer import TokenizerProbe
@@ -28,6 +30,9 @@ pytestmark = pytest.mark.model
 def agent(running: Any) -> Iterator[AgentClient]:
     with AgentClient.connect(running.agent_socket) as client:
         yield client
+    deadline = time.monotonic() + 60
+    while progress.look(Endpoint(running.base_url)).state != "idle" and time.monotonic() < deadline:
+        time.sleep(0.02)  # a request whose client has left ends a little later, and is not the next test's
 
 
 def trace_one(agent: AgentClient, running: Any, prompt: str, *, deep: bool, span_id: int = 7, **more: Any) -> Any:
@@ -216,9 +221,13 @@ def test_a_client_that_goes_away_is_an_abort(agent: AgentClient, running: Any) -
     body = {"messages": [{"role": "user", "content": "Tell a story"}], "max_tokens": 200, "stream": True,
             "ignore_eos": True}  # fmt: skip
     with httpx.stream("POST", f"{running.base_url}/chat/completions", json=body, timeout=60) as response:
-        next(response.iter_lines())
+        rid = json.loads(next(response.iter_lines()).removeprefix("data: "))["id"]
+
+    def ours() -> list[Raw]:  # a request that an earlier test left may end only now
+        return [r for r in agent.records("engine") if r.name == "finish" and r.data["rid"] == rid]
+
     deadline = time.monotonic() + 60
-    while not (ends := [r for r in agent.records("engine") if r.name == "finish"]) and time.monotonic() < deadline:
+    while not (ends := ours()) and time.monotonic() < deadline:
         time.sleep(0.02)
     agent.disable("engine")
     assert [end.data["reason"] for end in ends] == ["abort"]
