@@ -53,7 +53,8 @@ def calls(trace: Trace, depth: list[int], level: int) -> int:
         ends = children.get(row, [])
         fitting = len(ends) if until < 0 else bisect_left(ends, until, key=lambda pair: pair[0])
         if fitting:
-            row, until = ends[fitting - 1][1], -1
+            # Of several that ended in the same microsecond the first one.
+            row, until = ends[bisect_left(ends, ends[fitting - 1][0], key=lambda pair: pair[0])][1], -1
         else:
             row, until = trace.parent[row], trace.start_ns[row] // 1000
     return count
