@@ -8,6 +8,7 @@ import numpy as np
 
 from tokentrace import gpu_events
 from tokentrace.importers import _device_findings as device
+from tokentrace.importers import _gap_findings as of_gaps
 from tokentrace.importers import _host_findings as of_host
 from tokentrace.importers._analysis import Analysis
 from tokentrace.probe import Finding
@@ -18,8 +19,8 @@ def findings(found: Analysis) -> list[Finding]:
     """In the order to read them: what is missing, how busy the device was, why it was not, then who took the time."""
     result: list[Finding] = []
     for part in (
-        *(_lost, _missing, device.busy, device.copies, device.launch_bound, device.clocks, device.before_the_first),
-        *(device.gaps, device.waits, device.memory, of_host.host_time, device.graphs, device.collectives, of_host.jit),
+        *(_lost, _missing, device.busy, device.copies, device.launch_bound, device.clocks, of_gaps.before_the_first),
+        *(of_gaps.gaps, device.waits, device.memory, of_host.host_time, device.graphs, device.collectives, of_host.jit),
         *(of_host.operators, device.kernels, _steps),
     ):
         result += part(found)
