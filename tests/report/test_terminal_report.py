@@ -88,7 +88,7 @@ def test_the_commands_name_a_run_so_that_it_is_found() -> None:
     """A folder called `runs` is the user's folder of runs only where it is that."""
     text = report_text(known_report(), runs_folder=RUNS)
     assert f"tokentrace show {Path(TRACE).parent.name} --detail" in text
-    for elsewhere in (None, Path("/home/user/work/runs")):
+    for elsewhere in (None, Path("/elsewhere/runs")):
         text = report_text(known_report(), runs_folder=elsewhere)
         assert f"tokentrace show {TRACE} --detail" in text and f"tokentrace export {TRACE} --to jaeger" in text
 
