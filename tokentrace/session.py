@@ -97,7 +97,7 @@ def run_passes(
     interrupted = False
     for name, deep in passes:
         try:
-            ui.progress(f"{name} pass" if len(passes) > 1 else "request")
+            ui.progress(f"{name} pass" if len(passes) > 1 else "sending the request")
             shown = ui if not exchanges else _WithoutText(ui)
             agent, no_agent = _begin(agent, no_agent, failure)
             context = _context(ask, endpoint, mode, name, deep, agent, no_agent)
