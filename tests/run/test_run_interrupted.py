@@ -90,7 +90,7 @@ def test_the_seconds_after_a_deep_reply_are_not_silent() -> None:
     with ScriptedServer().on("POST", "/v1/chat/completions", WHOLE) as server:
         endpoint = Endpoint(f"{server.url}/v1", model="m")
         session.run_passes(session.Ask("Hi"), endpoint, mode="local", passes=(("once", True),), ui=Listening())
-    assert told == ["request", "Hel", "lo", "reading what was recorded"]
+    assert told == ["sending the request", "Hel", "lo", "reading what was recorded"]
 
 
 def test_ctrl_c_while_the_trace_is_put_together_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
