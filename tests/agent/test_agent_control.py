@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokentrace.agent import control
 from tokentrace.agent.control import Server
 from tokentrace.agent.core import AgentError
+from tokentrace.agent.listening import listen
 from tokentrace.agent_client import AgentClient
 from tokentrace.errors import EngineError
 
@@ -33,7 +33,7 @@ def test_the_socket_is_private(server: Server) -> None:
 
 
 def test_a_missing_folder_is_made_private(folder: Path) -> None:
-    control._listen(str(folder / "sub" / "agent.sock")).close()
+    listen(str(folder / "sub" / "agent.sock")).close()
     assert stat.S_IMODE((folder / "sub").stat().st_mode) == 0o700
 
 
@@ -48,14 +48,14 @@ def test_a_file_or_a_living_agent_in_the_way_is_refused_and_a_dead_ones_socket_r
     path = folder / "agent.sock"
     path.write_text("precious")
     with pytest.raises(AgentError, match="is no socket"):
-        control._listen(str(path))
+        listen(str(path))
     assert path.read_text() == "precious"
     path.unlink()
-    living = control._listen(str(path))
+    living = listen(str(path))
     with pytest.raises(AgentError, match="another process listens"):
-        control._listen(str(path))
+        listen(str(path))
     living.close()
-    control._listen(str(path)).close()
+    listen(str(path)).close()
 
 
 def test_a_path_too_long_is_refused_with_a_reason(folder: Path) -> None:

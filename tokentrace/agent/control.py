@@ -24,19 +24,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import socket
-import stat
 import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from tokentrace.agent import core, wrap
-from tokentrace.agent.core import AgentError, Group, Recorder
+from tokentrace.agent.core import Group, Recorder
+from tokentrace.agent.listening import listen, peer, readable
 
 PROTOCOL = 1
 PUSH_S = 0.05
@@ -51,7 +49,6 @@ IDS = 2000
 ALONE_S = 30.0
 _HEAD = struct.Struct("!II")
 _MAX_REQUEST = 1 << 20
-_PEER = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
 class _Gone(Exception):
@@ -71,7 +68,7 @@ class Server:
         self._client: socket.socket | None = None
         self._client_pid = 0
         self._buffer = bytearray()
-        self.listener = _listen(path)
+        self.listener = listen(path)
         #: Takes the agent out of the process when nobody is connected any more; None, it stays and waits.
         self.guest: Callable[[Server], None] | None = None
         self._alone_until = time.monotonic() + ALONE_S
@@ -113,7 +110,7 @@ class Server:
                     self.guest(self)
                     return
             try:
-                ready = _readable(waiting, timeout)
+                ready = readable(waiting, timeout)
                 if listener in ready:
                     self._accept()
                 if client is not None and client in ready and client is self._client:  # it may just have been replaced
@@ -133,7 +130,7 @@ class Server:
     def _accept(self) -> None:
         connection, _ = self.listener.accept()
         connection.settimeout(SEND_S)
-        pid, uid = _peer(connection)
+        pid, uid = peer(connection)
         reason = ""
         if uid not in (-1, os.geteuid()):
             reason = f"this agent belongs to user {os.geteuid()}, you are {uid}"
@@ -158,7 +155,7 @@ class Server:
         """Whether the client at hand has closed its end, which may arrive together with its successor."""
         assert self._client is not None
         try:
-            if _readable([self._client], 0) and not self._client.recv(1, socket.MSG_PEEK):
+            if readable([self._client], 0) and not self._client.recv(1, socket.MSG_PEEK):
                 self._drop()
         except OSError:
             self._drop()
@@ -298,15 +295,6 @@ class Server:
         wrap.faults.clear()
 
 
-def _readable(sockets: list[socket.socket], timeout_s: float | None) -> list[socket.socket]:
-    """Those with something to read. poll, because select knows no descriptor above 1023, and busy servers have them."""
-    poll = select.poll()
-    for one in sockets:
-        poll.register(one, select.POLLIN)
-    ready = {descriptor for descriptor, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)}
-    return [one for one in sockets if one.fileno() in ready]
-
-
 def _bulk(group: Group) -> list[core.Bulk]:
     bulk = getattr(group, "bulk", None)
     return list(bulk()) if bulk is not None else []
@@ -361,56 +349,3 @@ def _plain(value: Any) -> Any:
 
 
 _encode = json.JSONEncoder(check_circular=False, default=_plain, separators=(",", ":")).encode
-
-
-def _peer(connection: socket.socket) -> tuple[int, int]:
-    """(pid, uid) of the other end as the kernel knows them; -1 where the system cannot say, and the file's mode
-    alone keeps others out."""
-    option = getattr(socket, "SO_PEERCRED", None)
-    if option is None:
-        return -1, -1
-    pid, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, option, _PEER.size))
-    return pid, uid
-
-
-def _listen(path: str) -> socket.socket:
-    """A listening socket of mode 0600 in a folder of mode 0700. Raises AgentError."""
-    file = Path(path)
-    folder = file.parent
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        state = folder.stat()
-    except OSError as error:
-        raise AgentError(f"{folder} cannot be made: {error.strerror}", "choose another folder") from error
-    if state.st_uid != os.geteuid() or stat.S_IMODE(state.st_mode) & 0o077:
-        raise AgentError(f"{folder} is open to other users", f"chmod 700 {folder}, or choose another folder")
-    if file.exists():
-        _remove_stale(file)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        listener.bind(path)
-        file.chmod(0o600)
-        listener.listen(4)
-    except OSError as error:
-        listener.close()
-        raise AgentError(
-            f"the socket {path} cannot be made: {error}", "use a shorter path in a folder of yours"
-        ) from error
-    finally:
-        os.umask(before)
-    return listener
-
-
-def _remove_stale(file: Path) -> None:
-    """A socket that nobody listens on is a dead process's; a live one stays."""
-    if not stat.S_ISSOCK(file.lstat().st_mode):
-        raise AgentError(f"{file} is there and is no socket", "choose another path")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(file))
-        except OSError:
-            file.unlink(missing_ok=True)
-            return
-    raise AgentError(f"another process listens on {file}", "choose another path")
