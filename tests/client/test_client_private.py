@@ -77,6 +77,27 @@ def test_a_text_is_hidden_wherever_it_stands(prompt: str, before: str, after: st
     assert prompt not in shown or len(prompt.strip()) < 5
 
 
+PIECES = st.lists(st.sampled_from(["abcdefgh", "ijklmnop", "qrstuvwx", "yz", "prompt", "(your", "-"]), max_size=8)
+
+
+@given(st.lists(PIECES.map("".join), max_size=3), PIECES.map("".join))
+def test_no_piece_of_the_prompt_stays_beside_another(prompts: list[str], text: str) -> None:
+    shown = private.without(text, private.texts([{"content": one} for one in prompts]))
+    for run in shown.split(private.HIDDEN):
+        assert not [run[i : i + 12] for i in range(len(run) - 11) if any(run[i : i + 12] in one for one in prompts)]
+
+
+def test_a_piece_that_begins_within_another_is_hidden_to_its_end() -> None:
+    prompt = "abcdefghijklmnop-nopqrstuvwxyz0"
+    assert private.without("said: abcdefghijklmnopqrstuvwxyz0.", [prompt]) == "said: (your prompt)."
+
+
+def test_what_stands_for_the_prompt_is_not_hidden_again() -> None:
+    assert private.without("no: prompt, my long prompt", ["prompt", "my long prompt"]) == (
+        "no: (your prompt), (your prompt)"
+    )
+
+
 def test_short_prompts_hide_nothing_of_ordinary_words() -> None:
     assert private.without("This is not high enough", private.texts([{"role": "user", "content": "Hi"}])) == (
         "This is not high enough"

@@ -49,8 +49,7 @@ def gateways_own(facts: Facts, by: Gateway) -> EndpointError:
             f"raise {limit}",
         )  # fmt: skip
     if status == 429:
-        wait = facts.headers.get("retry-after", "")
-        fix = f"wait {one_line(wait, 30)} s" if wait.isdigit() else "send less at once, or raise its limit"
+        fix = f"wait {facts.wait}" if facts.wait else "send less at once, or raise its limit"
         return failure("TT845", f"{itself}: it limits the rate of requests, and {asked_not}", f"{fix}; {log}")
     if status == 400 and re.search("certificate", title, re.IGNORECASE):
         return failure(
@@ -84,14 +83,12 @@ def proxys_own(facts: Facts) -> EndpointError | None:
 def proxy_answered(facts: Facts, named: str, unreached: bool) -> EndpointError:
     """The proxy's own answer, `named` by its status and its words."""
     host = urlsplit(facts.url).hostname or ""
-    proxy = facts.wire.proxy
-    variable = proxy.rpartition("(")[2].rstrip(")")
     what = f"could not reach {host}" if unreached else f"does not pass requests to {host} on"
     return failure(
         "TT821",
-        f"the proxy {proxy} {what} ({named}); the server was not asked",
-        f"{facts.past_proxy or f'unset {variable}'} lets requests to {host} go past the proxy; if they must go through "
-        "it, have it allow them",
+        f"the proxy {facts.wire.proxy} {what} ({named}); the server was not asked",
+        f"{facts.past_proxy or f'unset {facts.proxy_variable}'} lets requests to {host} go past the proxy; if they "
+        "must go through it, have it allow them",
     )
 
 

@@ -117,7 +117,7 @@ def speaks_https(facts: Facts) -> EndpointError:
 
 
 def proxy_wants_password(facts: Facts) -> EndpointError:
-    variable = facts.wire.proxy.rpartition("(")[2].rstrip(")") or "http_proxy"
+    variable = facts.proxy_variable or "http_proxy"
     return failure(
         "TT821",
         f"the proxy {facts.wire.proxy or 'on the way'} wants a user name and password (407); the server was not asked",
@@ -325,10 +325,8 @@ def _proxy_refused(facts: Facts, said: str) -> EndpointError:
 
 
 def _proxy_fix(facts: Facts) -> str:
-    proxy = facts.wire.proxy
-    variable = proxy.rpartition("(")[2].rstrip(")")
     past = f", or go past it: {facts.past_proxy}" if facts.past_proxy else ""
-    return f"start that proxy, or unset {variable}{past}"
+    return f"start that proxy, or unset {facts.proxy_variable}{past}"
 
 
 def _attempts(facts: Facts) -> str:

@@ -153,8 +153,7 @@ def said_failure(facts: Facts, status: int) -> EndpointError | None:
             _detail(facts),
         )
     if _LOADING.search(said):
-        wait = facts.headers.get("retry-after", "")
-        fix = f"wait {one_line(wait, 30)} s and run this again" if wait.isdigit() else "wait and run this again"
+        fix = f"wait {facts.wait} and run this again" if facts.wait else "wait and run this again"
         return failure("TT603", "the server is still loading the model", fix, _detail(facts))
     if _DEAD.search(text):
         fix = "restart the server; its log at that time tells why"
@@ -280,13 +279,12 @@ def _forbidden(facts: Facts) -> EndpointError:
 
 
 def _limited(facts: Facts) -> EndpointError:
-    wait = facts.headers.get("retry-after", "")
     left = [f"{k}: {v}" for k, v in facts.headers.items() if k.startswith("x-ratelimit")]
     detail = "\n".join(filter(None, [*(one_line(x, 120) for x in left[:4]), _detail(facts)]))
     if facts.status != 429 or _QUOTA.search(f"{facts.said} {facts.error_code}"):
         what = "the account's quota is used up" if facts.status == 429 else "the account has to be paid for"
         return failure("TT845", f"{what} ({facts.status}){_said(facts)}", "check its plan and billing", detail)
-    fix = f"wait {one_line(wait, 30)} s" if wait.isdigit() else "wait and try again"
+    fix = f"wait {facts.wait}" if facts.wait else "wait and try again"
     return failure(
         "TT845", f"{facts.who} limits the rate (429){_said(facts)}", f"{fix}; a shared key counts for all", detail
     )
@@ -303,8 +301,7 @@ def _server_error(facts: Facts) -> EndpointError:
             _detail(facts),
         )
     if status == 503:
-        wait = facts.headers.get("retry-after", "")
-        fix = f"try again in {one_line(wait, 30)} s" if wait.isdigit() else "it may still be starting: try again"
+        fix = f"try again in {facts.wait}" if facts.wait else "it may still be starting: try again"
         return failure("TT846", f"the server is not ready (503){_said(facts)}", fix, _detail(facts))
     fix = "try again later" if passing(facts) else "look at the server's log"
     if not facts.key_sent and not passing(facts):

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tokentrace.client import gateways, private
+from tokentrace.client.causes import one_line
 from tokentrace.client.certificates import Certificate
 from tokentrace.client.chunks import error_in, error_message, parse_json
 from tokentrace.client.gateways import Gateway
@@ -135,6 +136,17 @@ class Facts:
     def writer(self) -> Gateway | None:
         """What stands before the server and wrote this answer; None when the server did, as far as can be told."""
         return gateways.wrote(self.status, self.headers, self.body, self.value)
+
+    @property
+    def proxy_variable(self) -> str:
+        """The variable that named the proxy on the way, "" without one."""
+        return self.wire.proxy.rpartition("(")[2].rstrip(")")
+
+    @property
+    def wait(self) -> str:
+        """How long the answer asks to wait before the next request, such as "30 s"; "" when it does not."""
+        seconds = self.headers.get("retry-after", "")
+        return f"{one_line(seconds, 30)} s" if seconds.isdigit() else ""
 
     @property
     def gateway(self) -> str:

@@ -60,7 +60,7 @@ _KNOWN = {
 _PAGE = re.compile(rb"<center>([A-Za-z-]+)(?:/[^<]{1,60})?</center>\s*(?:</body>|$)", re.IGNORECASE)
 #: Other programs' own words: in their error pages, or all that they answer.
 _WORDS = (
-    (re.compile(rb"<address>Apache(/[^<]*)? Server at |<address>Apache", re.IGNORECASE), "apache"),
+    (re.compile(rb"<address>Apache", re.IGNORECASE), "apache"),
     (re.compile(rb"<p>Varnish cache server</p>|Guru Meditation", re.IGNORECASE), "varnish"),
     (re.compile(rb"^\s*(upstream connect error or disconnect|no healthy upstream|upstream (request|response) timeout|"
                 rb"RBAC: access denied)"), "envoy"),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 HIDDEN = "(your prompt)"
 #: As long as this, a piece that both have in common is the prompt and no coincidence.
@@ -30,33 +30,37 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def without(text: str, private: Iterable[str]) -> str:
-    """The text with every piece of these hidden, also as JSON writes them."""
-    for one in private:
-        for form in dict.fromkeys((one, " ".join(one.split()), json.dumps(one)[1:-1], _json(one))):
-            text = _hide(text, form)
-    return text
+    """The text with every piece of these hidden, also as JSON writes them.
+
+    In time proportional to their lengths: a prompt may be long, and the server may repeat all of it.
+    """
+    forms = {form for one in private for form in _forms(one)}
+    runs = _between(text, [form for form in forms if len(form) >= _PIECE])
+    short = sorted((form for form in forms if _SHORTEST <= len(form) < _PIECE), key=len, reverse=True)
+    if short:
+        words = re.compile("|".join(map(re.escape, short)))
+        runs = [words.sub(HIDDEN, run) for run in runs]
+    return HIDDEN.join(runs)
 
 
-def _json(text: Any) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+def _forms(text: str) -> tuple[str, ...]:
+    return text, " ".join(text.split()), json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def _hide(text: str, form: str) -> str:
-    size = min(_PIECE, len(form))
-    if size < _SHORTEST:
-        return text
-    if size < _PIECE:
-        return text.replace(form, HIDDEN)
-    kept: list[str] = []
-    at = 0
-    while at < len(text):
-        if text[at : at + size] not in form or at + size > len(text):
-            kept.append(text[at])
-            at += 1
-            continue
-        end = at + size
-        while end < len(text) and text[at : end + 1] in form:
-            end += 1
-        kept.append(HIDDEN)
-        at = end
-    return "".join(kept)
+def _between(text: str, forms: Sequence[str]) -> list[str]:
+    """What remains of the text between the pieces that it has in common with any of these."""
+    if not forms:
+        return [text]
+    common = set(_pieces(text)).intersection(piece for form in forms for piece in _pieces(form))
+    runs: list[str] = []
+    begin = 0
+    for at, piece in enumerate(_pieces(text) if common else ()):
+        if piece in common:
+            if at >= begin:
+                runs.append(text[begin:at])
+            begin = at + _PIECE
+    return [*runs, text[begin:]]
+
+
+def _pieces(text: str) -> Iterator[str]:
+    return (text[at : at + _PIECE] for at in range(len(text) - _PIECE + 1))
