@@ -12,7 +12,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,18 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from support.http_servers import WAIT, Answer, Refusing, ScriptedServer, body_answer, html_answer, json_answer, models
+from support.http_servers import (
+    WAIT,
+    Answer,
+    Loopback,
+    Refusing,
+    ScriptedServer,
+    body_answer,
+    html_answer,
+    json_answer,
+    models,
+    read_request,
+)
 
 PROGRAM = shutil.which(os.environ.get("NGINX", "nginx")) or shutil.which("/usr/sbin/nginx")
 RECORDED = Path(__file__).resolve().parents[1] / "data" / "gateways" / "nginx.json"
@@ -140,41 +150,18 @@ def _listens(port: int, process: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-class Replay:
+class Replay(Loopback):
     """Sends recorded answers, byte for byte: POST to /NAME/v1/chat/completions. Everything else gets a 404 of nginx."""
 
     def __init__(self, recorded: dict[str, str]) -> None:
+        super().__init__()
         self._recorded = {name: text.encode("latin-1") for name, text in recorded.items()}
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
-    def __enter__(self) -> Replay:
-        threading.Thread(target=self._serve, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._one, args=(connection,), daemon=True).start()
-
-    def _one(self, connection: socket.socket) -> None:
-        from support.http_servers import read_request
-
-        with contextlib.suppress(OSError), connection:
-            request = read_request(connection)
-            if request is not None:
-                name = request.path.split("/v1/")[0]
-                connection.sendall(
-                    self._recorded.get(name if request.method == "POST" else "", self._recorded["/nowhere"])
-                )
+    def handle(self, connection: socket.socket) -> None:
+        request = read_request(connection)
+        if request is not None:
+            name = request.path.split("/v1/")[0] if request.method == "POST" else ""
+            connection.sendall(self._recorded.get(name, self._recorded["/nowhere"]))
 
 
 def ask_raw(url: str, path: str) -> bytes:

@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
-import threading
 from pathlib import Path
 
 import pytest
 from client_support import CHAT, say_hi
-from support.http_servers import ForwardProxy, ScriptedServer, html_answer, json_answer, read_request
+from support.http_servers import ForwardProxy, Loopback, ScriptedServer, html_answer, json_answer, read_request
 
 #: Squid 5.7; its pages are replaced by their titles.
 SQUID = json.loads((Path(__file__).resolve().parents[1] / "data" / "gateways" / "squid.json").read_text())
 
 
-class Answering:
+class Answering(Loopback):
     """A proxy that gives this answer to whatever it is asked."""
 
     def __init__(self, answer: str) -> None:
+        super().__init__()
         self._answer = answer.encode("latin-1")
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
 
-    def __enter__(self) -> Answering:
-        threading.Thread(target=self._serve, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            with contextlib.suppress(OSError), connection:
-                read_request(connection)
-                connection.sendall(self._answer)
+    def handle(self, connection: socket.socket) -> None:
+        read_request(connection)
+        connection.sendall(self._answer)
 
 
 @pytest.mark.parametrize("name", SQUID)

@@ -44,6 +44,13 @@ def metrics(text: str) -> Answer:
     return Answer(200, {"Content-Type": "text/plain; version=0.0.4"}, [text.encode()], "length")
 
 
+def look_at_metrics(text: str) -> Diagnosis:
+    """Of a server that is well, and whose /metrics say this."""
+    with healthy() as server:
+        server.on("GET", "/metrics", metrics(text))
+        return look(server.url + "/v1")
+
+
 def ids(found: Diagnosis, status: str) -> set[str]:
     return {r.id for r in found.examination.results if r.status == status}
 
@@ -64,5 +71,5 @@ def everything(found: Diagnosis) -> str:
 
 __all__ = [
     "CHAT", "OUTSIDE", "Answer", "ScriptedServer", "chunk", "detail", "everything", "healthy", "hello", "ids",
-    "json_answer", "layer", "look", "metrics", "models", "reply", "sse", "usage_chunk",
+    "json_answer", "layer", "look", "look_at_metrics", "metrics", "models", "reply", "sse", "usage_chunk",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doctor_support import CHAT, Diagnosis, ScriptedServer, detail, healthy, ids, look, metrics
+from doctor_support import CHAT, Diagnosis, ScriptedServer, detail, healthy, ids, look, look_at_metrics, metrics
 from support.http_servers import Answer, Request, json_answer, models, sse, usage_chunk
 
 from tokentrace.doctor.check import Sample
@@ -87,9 +87,7 @@ def test_context_against_the_reply_that_is_meant() -> None:
 
 def test_a_cache_that_does_not_hold_the_context() -> None:
     text = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="100",num_gpu_blocks_override="None"} 1\n'
-    with healthy() as server:
-        server.on("GET", "/metrics", metrics(text))
-        found = look(server.url + "/v1")
+    found = look_at_metrics(text)
     assert "TT614" in ids(found, "warn") and "holds only 1600" in detail(found, "TT614")
 
 
@@ -102,9 +100,7 @@ def test_a_cache_that_does_not_hold_the_context() -> None:
     ],
 )
 def test_prefix_cache(text: str, status: str, said: str) -> None:
-    with healthy() as server:
-        server.on("GET", "/metrics", metrics(text))
-        found = look(server.url + "/v1")
+    found = look_at_metrics(text)
     assert "TT615" in ids(found, status)
     assert said in " ".join(r.detail + r.fix for r in found.examination.results if r.id == "TT615")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from doctor_support import CHAT, detail, everything, healthy, ids, layer, look, metrics, reply
+from doctor_support import CHAT, detail, everything, healthy, ids, layer, look, look_at_metrics, metrics, reply
 from support.http_servers import (
     DONE,
     RESET,
@@ -263,18 +263,14 @@ _SGLANG = "sglang:token_usage 0.97\nsglang:num_queue_reqs 0\nsglang:num_running_
 
 @pytest.mark.parametrize("text", [_OLD, _NEW, _SGLANG])
 def test_cache_nearly_full_by_any_name(text: str) -> None:
-    with healthy() as server:
-        server.on("GET", "/metrics", metrics(text))
-        found = look(server.url + "/v1")
+    found = look_at_metrics(text)
     assert "97%" in detail(found, "TT612") and "TT612" in ids(found, "warn")
     assert (found.verdict.status, found.verdict.layer) == ("warn", 6)
 
 
 def test_two_engines_are_told_apart_and_nothing_is_added_up() -> None:
     text = "".join(f'vllm:kv_cache_usage_perc{{engine="{n}"}} 0.97\n' for n in (0, 1))
-    with healthy() as server:
-        server.on("GET", "/metrics", metrics(text))
-        found = look(server.url + "/v1")
+    found = look_at_metrics(text)
     said = everything(found)
     assert "engine 0 97% full" in said and "engine 1 97% full" in said and "194%" not in said
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from doctor_support import CHAT, healthy, json_answer, look
+from support.http_servers import Loopback
 
 from tokentrace.client.chat import chat
 from tokentrace.client.settings import Endpoint
@@ -25,41 +26,21 @@ TIMEOUT_S = 10.0
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-Long: " + b"a" * 500 + b"\r\n\r\n"
 
 
-class Dripping:
+class Dripping(Loopback):
     """Answers every request with `at_once` and then one byte a second, for ever."""
 
     def __init__(self, at_once: bytes, then: bytes) -> None:
+        super().__init__()
+        self.url += "/v1"
         self._at_once, self._then = at_once, then
-        self._closing = threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/v1"
 
-    def __enter__(self) -> Dripping:
-        threading.Thread(target=self._serve, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._closing.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._drip, args=(connection,), daemon=True).start()
-
-    def _drip(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError), connection:
-            connection.sendall(self._at_once)
-            for byte in iter(lambda: self._then, b""):
-                for one in byte:
-                    if self._closing.wait(1.0):
-                        return
-                    connection.sendall(bytes([one]))
+    def handle(self, connection: socket.socket) -> None:
+        connection.sendall(self._at_once)
+        for byte in iter(lambda: self._then, b""):
+            for one in byte:
+                if self.closing.wait(1.0):
+                    return
+                connection.sendall(bytes([one]))
 
 
 @contextlib.contextmanager
@@ -124,7 +105,6 @@ def test_a_second_look_that_hangs_leaves_the_requests_own_sentence() -> None:
 
 
 def test_a_run_ends_although_the_head_of_the_answer_drips() -> None:
-    endpoint = None
     with Dripping(b"", HEAD) as server:
         endpoint = Endpoint.of(server.url, model="alpha", timeout_s=2.0)
         # One byte a second is never silent for two: without a limit for the whole head this took ten minutes.

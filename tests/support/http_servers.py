@@ -23,7 +23,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 
 class _Mark:
@@ -235,22 +235,28 @@ class Refusing:
         self._socket.close()
 
 
-class ForwardProxy:
-    """A small HTTP proxy: forwards absolute requests and CONNECT tunnels. `seen` holds the request lines."""
+L = TypeVar("L", bound="Loopback")
 
-    def __init__(self, *, refuse: int = 0) -> None:
-        self.seen: list[str] = []
-        self.heads: list[bytes] = []
-        self._refuse = refuse
+
+class Loopback:
+    """Listens on the loopback and hands each connection to `handle`, on a thread of its own, which then closes it."""
+
+    def __init__(self) -> None:
+        self.closing = threading.Event()  # for a handler that waits
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
 
-    def __enter__(self) -> ForwardProxy:
+    def handle(self, connection: socket.socket) -> None:
+        """May raise OSError: the client went away."""
+        raise NotImplementedError
+
+    def __enter__(self: L) -> L:
         threading.Thread(target=self._serve, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.closing.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -263,25 +269,38 @@ class ForwardProxy:
                 return
             threading.Thread(target=self._one, args=(connection,), daemon=True).start()
 
-    def _one(self, client: socket.socket) -> None:
-        with contextlib.suppress(OSError), client:
-            head, rest = _until(client, b"\r\n\r\n")
-            self.heads.append(head)
-            line = head.split(b"\r\n")[0].decode()
-            self.seen.append(line)
-            if self._refuse:
-                client.sendall(f"HTTP/1.1 {self._refuse} No\r\nContent-Length: 0\r\n\r\n".encode())
-                return
-            method, target, _ = line.split()
-            place = target if method == "CONNECT" else target.partition("://")[2].partition("/")[0]
-            # Every name leads to this machine here, so that a test needs no DNS.
-            with socket.create_connection(("127.0.0.1", int(place.rpartition(":")[2] or 80))) as server:
-                if method == "CONNECT":
-                    client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
-                else:
-                    path = "/" + target.partition("://")[2].partition("/")[2]
-                    server.sendall(head.replace(target.encode(), path.encode(), 1) + rest)
-                _pump(client, server)
+    def _one(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), connection:
+            self.handle(connection)
+
+
+class ForwardProxy(Loopback):
+    """A small HTTP proxy: forwards absolute requests and CONNECT tunnels. `seen` holds the request lines."""
+
+    def __init__(self, *, refuse: int = 0) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.heads: list[bytes] = []
+        self._refuse = refuse
+
+    def handle(self, connection: socket.socket) -> None:
+        head, rest = _until(connection, b"\r\n\r\n")
+        self.heads.append(head)
+        line = head.split(b"\r\n")[0].decode()
+        self.seen.append(line)
+        if self._refuse:
+            connection.sendall(f"HTTP/1.1 {self._refuse} No\r\nContent-Length: 0\r\n\r\n".encode())
+            return
+        method, target, _ = line.split()
+        place = target if method == "CONNECT" else target.partition("://")[2].partition("/")[0]
+        # Every name leads to this machine here, so that a test needs no DNS.
+        with socket.create_connection(("127.0.0.1", int(place.rpartition(":")[2] or 80))) as server:
+            if method == "CONNECT":
+                connection.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            else:
+                path = "/" + target.partition("://")[2].partition("/")[2]
+                server.sendall(head.replace(target.encode(), path.encode(), 1) + rest)
+            _pump(connection, server)
 
 
 def read_request(connection: socket.socket) -> Request | None:
