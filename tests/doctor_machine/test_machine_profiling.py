@@ -18,7 +18,7 @@ from support.http_servers import ScriptedServer, json_answer
 
 from tokentrace.client.settings import resolve
 from tokentrace.doctor.look import Look, Reply
-from tokentrace.doctor.machine import rights, route, surroundings, tools, trial
+from tokentrace.doctor.machine import rights, route, surroundings, tools, trial, trial_program
 from tokentrace.doctor.machine.command import parse
 from tokentrace.doctor.machine.surroundings import Surroundings
 
@@ -127,7 +127,8 @@ def recorded(path: Path, *, kernels: bool = True) -> dict[str, Any]:
             columns[name].append(value)
     header = {"names": list(names), "kinds": list(kinds), "device_types": ["CPU", "CUDA"], "shapes": [],
               "geometries": [], "activities": ["CPU", "CUDA"], "start_ns": 0, "end_ns": 10**6}  # fmt: skip
-    return {"stage": "done", "torch": "2.9.0", "device": "cuda", "header": header, "columns": columns,
+    return {"stage": "done", "torch": "2.9.0", "device": "cuda", "header": header,
+            "counts": trial_program.counts(header, columns),
             "names": ["NVIDIA A100"], "capabilities": [[8, 0]], "architectures": ["sm_80", "sm_90"]}  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from tokentrace.doctor.check import Check, Result, Situation, fail, ok, skip, unknown, warn
-from tokentrace.doctor.machine import hardware, surroundings, torches, trial_program, visible
+from tokentrace.doctor.machine import hardware, surroundings, torches, visible
 from tokentrace.doctor.machine.situation import in_the_servers_process
 from tokentrace.doctor.machine.view import View
 from tokentrace.probes import _nvidia_cards
@@ -123,7 +123,7 @@ def judge(
         yield fail("TT401", f"{said}: {error}", fix, *_facts(found))
         yield unknown("TT301", "no profile was recorded")
         return
-    seen = found.get("counts") or trial_program.counts(found["header"], found["columns"])
+    seen = found["counts"]
     if not seen["operators"]:
         yield fail("TT401", "torch's profiler ran and recorded no operator", "use torch 2.6 or later", *_facts(found))
     else:

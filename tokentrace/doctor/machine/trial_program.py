@@ -1,10 +1,10 @@
-"""Run by another Python than the doctor's: loads torch, profiles a few operators with it, prints one line of JSON.
+"""Run in a process of its own: loads torch, profiles a few operators with it, prints one line of JSON.
 
     python -B trial_program.py FOLDER [cpu]
 
-FOLDER is the folder of the package tokentrace, whose agent is used to profile just as it does inside an engine; the
-package itself is not imported, so that this runs wherever torch does. "cpu": leave the GPU alone. The caches of
-compilers are switched off by whoever starts this, nothing is written.
+FOLDER is the folder of the package tokentrace, whose agent is used to profile just as it does inside an engine, and
+whose probes read what was recorded; nothing else of it is loaded, for that takes time. "cpu": leave the GPU alone. The
+caches of compilers are switched off by whoever starts this, nothing is written.
 
 Importing torch is most of the cost. Garbage is not collected, and nothing is torn down at the end: that halves it.
 """
@@ -17,6 +17,7 @@ import os
 import sys
 import time
 import types
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -31,7 +32,7 @@ def _agent(folder: str) -> Any:
 
 
 def main(folder: str, only_cpu: bool) -> dict[str, Any]:
-    """Facts of torch and the recording's columns; `error` says in which `stage` it ended."""
+    """Facts of torch, the recording's header and its `counts`; `error` says in which `stage` it ended."""
     found: dict[str, Any] = {"stage": "import", "python": sys.version.split()[0]}
     before = time.perf_counter()
     try:
@@ -58,14 +59,14 @@ def main(folder: str, only_cpu: bool) -> dict[str, Any]:
         _work(torch, weights, device)
         profiler.stop()
         header, columns = profiler.columns()
-        found.update(stage="done", header=header, columns={n: list(_array(c, b)) for n, (c, b) in columns.items()})
-        found["counts"] = counts(header, found["columns"])
+        seen = counts(header, {name: _array(code, data) for name, (code, data) in columns.items()})
+        found.update(stage="done", header=header, counts=seen)
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is the result
         found["error"] = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0][:300]}"
     return found
 
 
-def counts(header: dict[str, Any], columns: dict[str, list[int]]) -> dict[str, int]:
+def counts(header: dict[str, Any], columns: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """Of a recording, as the probes read it: operators, what ran on a device, launches, what was launched, and how
     much of that has no launch. Counted here, where numpy is loaded with torch."""
     import numpy as np
