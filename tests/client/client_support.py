@@ -8,6 +8,7 @@ from support.http_servers import ScriptedServer
 
 from tokentrace.client.chat import chat
 from tokentrace.client.settings import Endpoint
+from tokentrace.errors import EndpointError
 from tokentrace.exchange import Exchange
 
 CHAT = "/v1/chat/completions"
@@ -34,3 +35,11 @@ def everything_said(x: Exchange) -> str:
     if error is not None:
         told += [str(error), error.fix, error.detail, repr(error)]
     return "\n".join(told)
+
+
+def error_of(x: Exchange, check: str) -> EndpointError:
+    """The error of a request that failed by this cause, which lies on the way to the server."""
+    assert x.error is not None and not x.complete
+    assert x.error.check == check, str(x.error)
+    assert x.error.layer == 8 and x.error.fix and x.error.exit_code == 2
+    return x.error
