@@ -108,7 +108,7 @@ def test_an_unusable_setting_is_named_and_no_value_of_a_header_shown(environ: di
             "https:// before it",
         ),
         ("", {"ENDPOINT": "c:4317"}, "ENDPOINT has no scheme and is read as https://c:4317", "http:// if that"),
-        ("localhost:4318", {}, "--otlp has no scheme", "http:// before it"),
+        ("localhost:4318", {}, "--otlp has no scheme and is read as http://localhost:4318", "http:// before it"),
         ("", {"ENDPOINT": "http://c"}, "no port, so traces go to port 80 of c", ":4318"),
         ("", {"ENDPOINT": "http://c:4317", "PROTOCOL": "http/protobuf"}, "usual port of gRPC", "4318"),
         ("", {"ENDPOINT": "http://c:4318", "PROTOCOL": "grpc"}, "usual port of HTTP", "4317"),
@@ -123,6 +123,13 @@ def test_what_can_be_used_and_is_odd_is_remarked(given: str, environ: dict[str, 
     assert len(found) == 1, found
     assert message in found[0].message and fix in found[0].fix, found
     assert "geheim" not in str(found[0])
+
+
+def test_an_option_goes_by_its_name_and_other_programs_do_not_read_it() -> None:
+    (remark,) = OtlpTarget.from_env("localhost:4318", {}, option="--endpoint").remarks
+    assert remark.message == "--endpoint has no scheme and is read as http://localhost:4318"
+    with pytest.raises(ConfigError, match="--endpoint"):
+        OtlpTarget.from_env("ftp://c", {}, option="--endpoint")
 
 
 def test_switches_that_do_not_switch_are_remarked() -> None:

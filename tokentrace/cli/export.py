@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -28,16 +29,17 @@ def command(trace: str, target: str, endpoint: str | None, out: str | None) -> N
     name = source.name.lower().removesuffix(".gz")
     if name.endswith((".json", ".sqlite", ".db")) and not name.endswith((".jaeger.json", ".perfetto.json")):
         # .json and .trace.json are names of viewers' files to `save`, and of most recordings to everybody else.
+        recording = shlex.quote(str(source))
         raise UsageError(
             f"{source} is no trace that tokentrace saved whole",
-            fix=f"give a run or a .jsonl file; of a GPU recording: tokentrace import {source} -o FILE",
+            fix=f"give a run or a .jsonl file; of a GPU recording: tokentrace import {recording} -o FILE",
         )
     loaded = emit.load(source)
     if target == "otlp":
         from tokentrace.emit.otlp_send import send
         from tokentrace.emit.otlp_target import OtlpTarget
 
-        receiver = OtlpTarget.from_env(endpoint or "")
+        receiver = OtlpTarget.from_env(endpoint or "", option="--endpoint")
         for remark in receiver.remarks:
             click.echo(f"warning: {remark}", err=True)
         delivery = send(loaded, receiver)

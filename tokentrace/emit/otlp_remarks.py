@@ -52,7 +52,7 @@ def _address(given: Setting, endpoint: str, protocol: str) -> Iterator[Remark]:
     path = urlsplit(given.text if "://" in given.text else f"//{given.text}").path.rstrip("/")
     if given.text and "://" not in given.text:
         read = f"{given.source} has no scheme and is read as {where}"
-        more = "" if protocol == GRPC else "; most programs cannot use it"
+        more = "; most programs cannot use it" if given.is_variable and protocol != GRPC else ""
         other = "http" if parts.scheme == "https" else "https"
         yield Remark(f"{read}{more}", f"write {parts.scheme}:// before it, or {other}:// if that is what is spoken")
     if protocol != GRPC and port == 4317:

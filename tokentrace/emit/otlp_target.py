@@ -70,13 +70,15 @@ class OtlpTarget:
         return urlunsplit((parts.scheme, self.host_port, parts.path, "", ""))
 
     @classmethod
-    def from_env(cls, endpoint: str = "", environ: Mapping[str, str] | None = None) -> OtlpTarget:
-        """The target that the environment names; `endpoint` (of a command line) wins over its endpoints.
+    def from_env(
+        cls, endpoint: str = "", environ: Mapping[str, str] | None = None, option: str = "--otlp"
+    ) -> OtlpTarget:
+        """The target that the environment names; `endpoint` (of this option of a command) wins over its endpoints.
 
         Raises ConfigError, which names the variable and never a header's value.
         """
         env = os.environ if environ is None else environ
-        given = Setting("--otlp", endpoint.strip())
+        given = Setting(option, endpoint.strip())
         if not given.text:
             given = Setting(_named(env, "ENDPOINT"), _setting(env, "ENDPOINT"))
         protocol, full = _endpoint(env, given)
