@@ -3,7 +3,7 @@
     schema, verdict {status, sentence, layer, layer_label, level, key, contributor}, noise {method, known, sentence},
     per_token {base_ns, new_ns, change} or null, unlike [text] (what was not the same work, told in the verdict),
     base / new {measurements [{label, kind, pass, deep_pass, wall_ns, ttft_ns, tokens}], median_wall_ns},
-    wall, ttft (rows or null), even {main, deep} (the share by which all parts changed alike),
+    wall, ttft (rows or null), even {main, deep, spread} (the share by which all parts changed alike),
     levels {layers, spans, steps, modules, operators, kernels: [row]},
     missing {level: why}, notes [text]
 

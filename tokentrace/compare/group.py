@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokentrace.compare.sample import NOBODY, Amount, Sample
+from tokentrace.compare.sample import NOBODY, Amount, Amounts, Sample
 
 #: Key of layers 5 to 3 together, where a side does not tell them apart.
 MODEL = "model"
@@ -30,11 +30,7 @@ def _group_server(samples: Sequence[Sample]) -> bool:
         return False
     for sample in samples:
         layers = sample.levels["layers"]
-        whole = Amount("", NOBODY)
-        for layer in (*_BEHIND_CLIENT, NOBODY):
-            for slot, spent in (layers.pop(layer).slots if layer in layers else {}).items():
-                whole.slots[slot] = whole.slots.get(slot, 0) + spent
-        layers[SERVER] = whole
+        layers[SERVER] = _taken_out(layers, (*_BEHIND_CLIENT, NOBODY), NOBODY)
         if "spans" in sample.levels:
             sample.levels["spans"] = {k: a for k, a in sample.levels["spans"].items() if a.layer == 8}
         sample.levels.pop("steps", None)
@@ -51,9 +47,15 @@ def _group_model(samples: Sequence[Sample]) -> None:
         layers = sample.levels.get("layers")
         if layers is None:
             continue
-        grouped = Amount("", 5)
-        for layer in _IN_MODEL:
-            for slot, spent in (layers.pop(layer).slots if layer in layers else {}).items():
-                grouped.slots[slot] = grouped.slots.get(slot, 0) + spent
+        grouped = _taken_out(layers, _IN_MODEL, 5)
         if grouped.slots:
             layers[MODEL] = grouped
+
+
+def _taken_out(layers: Amounts, which: Sequence[int], layer: int) -> Amount:
+    """Their sum, as one of `layer`."""
+    found = Amount("", layer)
+    for key in which:
+        for slot, spent in (layers.pop(key).slots if key in layers else {}).items():
+            found.slots[slot] = found.slots.get(slot, 0) + spent
+    return found

@@ -99,11 +99,7 @@ def wall_row(base: Sequence[Sample], new: Sequence[Sample], even: Even) -> Row:
     if row.floor_ns is not None:
         # A wild step or pass is noise of this one run's size: that one side takes twice as long is never within it.
         row.floor_ns = min(row.floor_ns, min(row.base_ns or 0, row.new_ns or 0) / FLOORS)
-    row.is_whole = True
-    row = _decide({"wall": tested}, even.main)[0]
-    if row.is_even:
-        row.beyond_noise = None
-    return row
+    return _whole(tested, even)
 
 
 def ttft_row(base: Sequence[Sample], new: Sequence[Sample], even: Even) -> Row | None:
@@ -114,9 +110,14 @@ def ttft_row(base: Sequence[Sample], new: Sequence[Sample], even: Even) -> Row |
             if sample.ttft_ns is None:
                 return None
             side.append(Side({("", 0): sample.ttft_ns}, sample.scatter, sample.drifts))
-    tested = _test("ttft", "the first token", 0, *sides)
-    tested.row.is_whole = True
-    row = _decide({"ttft": tested}, even.main)[0]
+    return _whole(_test("ttft", "the first token", 0, *sides), even)
+
+
+def _whole(tested: _Tested, even: Even) -> Row:
+    """Decided by itself; not known where all its parts changed alike."""
+    row = tested.row
+    row.is_whole = True
+    _decide({row.key: tested}, even.main)
     if row.is_even:
         row.beyond_noise = None
     return row
@@ -165,10 +166,9 @@ def _test(key: str, label: str, layer: int, base: Sequence[Side], new: Sequence[
         confidence=found.confidence,
         p=found.p_size,
     )
-    if found.p_size is None:
-        row.floor_ns = floor(base[0], new[0])
     pairs = []
     if found.p_size is None:
+        row.floor_ns = floor(base[0], new[0])
         pairs = [(base[0].slots[slot], new[0].slots[slot]) for slot in base[0].slots.keys() & new[0].slots.keys()]
     return _Tested(row, found.p_size, found.separated, pairs)
 
