@@ -9,7 +9,7 @@ from tokentrace.analyze.frames import Frame, folded, frames
 from tokentrace.emit.html import _recording
 from tokentrace.emit.html._evidence import evidence, slowest_row
 from tokentrace.emit.perfetto import WATTS, WATTS_AT
-from tokentrace.layers import load
+from tokentrace.layers import MARKS, load
 from tokentrace.version import __version__
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ def story(trace: Trace, found: Analysis, report: Report) -> dict[str, Any]:
         "root": trace.attributes(0) if len(trace) else {},
         "program": trace.names[trace.name[0]] if len(trace) else "",
         "recording": _recording.story(trace),
+        # Names of the spans of no length that only say why a layer left none.
+        "marks": sorted(MARKS),
         # Requests that were cut short; where the whole run was, the report says.
         "interrupted": [name for name, one in found.passes.items() if _interrupted(one.view.exchange)],
     }

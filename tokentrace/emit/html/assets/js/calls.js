@@ -68,7 +68,7 @@ export function callList(trace, state) {
   state.on(["pass"], mark);
   mark();
   return [
-    h("h3", {}, `Where the time went, by call`), list,
+    h("h3", {}, "Where the time went, by call"), list,
     h("p.hint", {}, `${count(passes.length, "call")}; shares are of the whole program. What follows is about the call that is chosen.`),
   ];
 }

@@ -49,9 +49,6 @@ function signed(bytes, [offset], out) {
   return out;
 }
 
-/** Names of the spans of no length that only say why a layer left none. */
-const MARKS = ["unseen", "idle"];
-
 class Trace {
   constructor(header, bytes) {
     Object.assign(this, { header, bytes, count: header.count, names: header.names, story: header.story });
@@ -66,7 +63,7 @@ class Trace {
     this.parent = column("parent", Int32Array);
     for (let row = 0; row < count; row++) this.parent[row] = this.parent[row] ? row - this.parent[row] : -1;
     this.name = column("name", Int32Array);
-    this.marks = new Set(MARKS.map((name) => this.names.indexOf(name)));
+    this.marks = new Set(this.story.marks.map((name) => this.names.indexOf(name)));
     this.layer = column("layer", Uint8Array);
     this.way = column("way", Uint8Array);
     this.process = column("process", Int32Array);
