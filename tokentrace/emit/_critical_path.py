@@ -23,9 +23,9 @@ def beyond(trace: Trace, most: int = MOST_CALLS) -> tuple[int, list[int]]:
     of them. Without rows everything fits."""
     depth = _depths(trace)
     deepest = max(depth, default=0)
-    # A further level never makes the path shorter: what is visited without it is visited with it.
-    first_too_many = bisect_left(range(1, deepest + 1), True, key=lambda level: calls(trace, depth, level) > most) + 1
-    level = first_too_many - 1
+    # A further level never makes the path shorter: what is visited without it is visited with it. Levels are tried from
+    # 1 on, so the place of the first that is too many is the last that fits.
+    level = bisect_left(range(1, deepest + 1), True, key=lambda level: calls(trace, depth, level) > most)
     rows = [row for row, at in enumerate(depth) if at == level + 1]
     return level, rows
 
