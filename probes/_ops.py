@@ -119,10 +119,15 @@ def events(context: ProbeContext, known: Sequence[Step], state: LayerState) -> l
             found.append(part)
     if not found:
         nothing = NO_EVENTS if recordings else NO_RECORDING
-        raise ProbeUnavailable("; ".join(problems) or nothing, fix="run the request again", layer=state.layer)
+        raise ProbeUnavailable(_said(problems) or nothing, fix="run the request again", layer=state.layer)
     if problems:
-        state.reason = "; ".join(problems)
+        state.reason = _said(problems)
     return found
+
+
+def _said(problems: Sequence[str]) -> str:
+    """Each once: several ranks have the same to say."""
+    return "; ".join(dict.fromkeys(problems))
 
 
 def _cost(part: Events) -> dict[str, Any]:

@@ -8,11 +8,13 @@
 `index` and `engine` (the scheduler's pid) are the step's mark. With asynchronous scheduling, `execute_model`
 returns before the device is done: times are the host's. On GPUs a step may be the replay of one CUDA graph, then no
 Python of the model runs in it: the V1 runner's forward is still seen as a whole, with the V2 runner only the step and
-the sampling. V1 on CPU was run; V2, GPUs and several ranks were read.
+the sampling. V1 on CPU was run, also with three tensor-parallel ranks and with two
+data-parallel engines; V2, GPUs and pipeline ranks were read.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import weakref
 from collections.abc import Callable
@@ -234,7 +236,20 @@ def rank() -> str:
         group: Any = getattr(state, attribute, None)
         if getattr(group, "world_size", 1) > 1:
             found.append(f"{name}{group.rank_in_group}")
+    if not any(one.startswith("dp") for one in found) and (engine := _independent_engine()):
+        found.insert(0, engine)
     return " ".join(found)
+
+
+def _independent_engine() -> str:
+    """Data-parallel engines of a dense model know nothing of each other and form no group (vLLM 0.32,
+    `reconfigure_for_independent_dp_rank`); only the engine's process is named by its number, EngineCore_DP1."""
+    parent = multiprocessing.parent_process()
+    for name in (multiprocessing.current_process().name, parent.name if parent is not None else ""):
+        _, mark, number = name.rpartition("_DP")
+        if mark and number.isdigit():
+            return f"dp{number}"
+    return ""
 
 
 works = Works()
