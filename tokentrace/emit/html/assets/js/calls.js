@@ -1,7 +1,7 @@
 /* A program that made several calls: its own figures, when each call ran, and a way to choose one. */
 
 import { check, h, radios } from "./dom.js";
-import { count, duration, share } from "./format.js";
+import { count, duration, known, share } from "./format.js";
 
 const lengthOf = (call) => call.end - call.start;
 
@@ -43,9 +43,9 @@ function overlap(calls, inCalls) {
 
 /** A sum with a + where a call does not tell its part, ? where none does. */
 function sum(calls, way) {
-  const known = calls.map((call) => call.tokens[way]).filter((value) => value !== null && value !== undefined);
-  if (!known.length) return "?";
-  return `${known.reduce((total, value) => total + value, 0).toLocaleString("en")}${known.length < calls.length ? "+" : ""}`;
+  const told = calls.map((call) => call.tokens[way]).filter(known);
+  if (!told.length) return "?";
+  return `${told.reduce((total, value) => total + value, 0).toLocaleString("en")}${told.length < calls.length ? "+" : ""}`;
 }
 
 /** The calls as rows: length, share of the program, when, and what came back. */

@@ -2,9 +2,11 @@
 
 const UNITS = [["ns", 1], ["µs", 1e3], ["ms", 1e6], ["s", 1e9], ["min", 6e10]];
 
+export const known = (value) => value !== null && value !== undefined;
+
 /** Three significant digits with the unit that fits: 940 ns, 3.21 µs, 85.0 ms. */
 export function duration(ns) {
-  if (ns === null || ns === undefined) return "–";
+  if (!known(ns)) return "–";
   const sign = ns < 0 ? "-" : "";
   const value = Math.abs(ns);
   for (const [unit, size] of UNITS) {
@@ -37,7 +39,7 @@ export function visible(text) {
 }
 
 export function median(values) {
-  const sorted = values.filter((value) => value !== null && value !== undefined).sort((a, b) => a - b);
+  const sorted = values.filter(known).sort((a, b) => a - b);
   if (!sorted.length) return null;
   const middle = sorted.length >> 1;
   return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;

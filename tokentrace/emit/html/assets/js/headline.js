@@ -2,7 +2,7 @@
 
 import { callList, program } from "./calls.js";
 import { h, prose, put } from "./dom.js";
-import { count, duration, median, share } from "./format.js";
+import { count, duration, known, median, share } from "./format.js";
 
 export function showHeadline(trace, state, go) {
   const { report, headline, passes } = trace.story;
@@ -37,7 +37,6 @@ function oneCall(trace, call, go) {
   const { report, headline, slowest } = trace.story;
   const told = report.passes[call.name], main = call.name === headline;
   const rows = main ? report.layers : layersOf(trace, told);
-  const known = (value) => value !== null && value !== undefined;
   const after = call.tokens.output - 1;
   const perToken = main ? median(report.token_times.map((token) => token.itl_ns)) : after > 0 && known(told.ttft_ns) ? (told.wall_ns - told.ttft_ns) / after : null;
   // A reply that came in one piece has no first token and no gaps.
@@ -114,7 +113,6 @@ function figures(report, main, imported, cut) {
   const { input, output } = report.tokens;
   const gaps = report.token_times.map((token) => token.itl_ns);
   const figure = (name, ns, title) => h("div", { title }, h("dt", {}, name), h("dd", {}, ...unit(duration(ns))));
-  const known = (value) => value !== null && value !== undefined;
   return [
     imported ? null : figure("First token", report.ttft_ns, "from the request's start to the first text"),
     imported ? null : figure("Per token, median", median(gaps), "between two arrivals of text"),
