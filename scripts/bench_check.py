@@ -54,7 +54,7 @@ Run = Callable[[argparse.Namespace, Path], dict[str, Any]]
 
 def tokentrace(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     done = _told([
-        sys.executable, "-c", "from tokentrace.cli import main; main()", "bench", PROMPT,
+        sys.executable, "-m", "tokentrace", "bench", PROMPT,
         "--url", given.url, "--model", given.model,
         "-n", str(given.n), "--concurrency", str(given.concurrency), "--max-tokens", str(given.tokens),
         "--temperature", "0", "--warmup", "0", "--no-save", "--json",

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
-from typing import Any
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from support.http_servers import Answer, Request, sse
+from support.http_servers import DONE, Answer, Request, chunk, sse, usage_chunk
 
 from tokentrace import receive
 
@@ -69,19 +67,4 @@ class Tracing:
         """Two tokens, and a span of the time that they took."""
         time.sleep(LENGTH_NS / 1e9)
         self.span(request.headers.get("traceparent", ""), time.time_ns())
-        return sse(
-            _event("He"), _event("llo", "stop"), _event_usage(), b"data: [DONE]\n\n"
-        )  # fmt: skip
-
-
-def _event(text: str, finish: str | None = None) -> bytes:
-    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
-    return _sse({"id": "chatcmpl-1", "model": "alpha", "choices": [choice]})
-
-
-def _event_usage() -> bytes:
-    return _sse({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}})
-
-
-def _sse(value: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(value).encode() + b"\n\n"
+        return sse(chunk("He"), chunk("llo", finish="stop"), usage_chunk(), DONE)

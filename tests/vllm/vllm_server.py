@@ -45,13 +45,11 @@ class VllmServer:
 
 
 def start(python: str, model: Path, folder: Path, arguments: Sequence[str], environment: dict[str, str]) -> VllmServer:
-    for _ in range(2):  # somebody else may take the port meanwhile: vLLM cannot choose a free one itself
+    for _ in range(3):  # somebody else may take the port meanwhile: vLLM cannot choose a free one itself
         server = _started(python, model, folder, arguments, environment)
         if server is not None:
             return server
-    server = _started(python, model, folder, arguments, environment)
-    assert server is not None, "every port was taken"
-    return server
+    raise AssertionError("every port was taken")
 
 
 def _started(

@@ -6,7 +6,6 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from tokentrace.agent_client import AgentClient
 from tokentrace.attach import private
@@ -59,9 +58,7 @@ class Attached:
     def __enter__(self) -> Attached:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> list[str]:

@@ -56,7 +56,7 @@ def grpc_door(take: Callable[[bytes], int], port: int, max_bytes: int) -> Iterat
         except RuntimeError as error:
             raise UsageError(
                 f"port {port} of 127.0.0.1 cannot be listened on", fix="give another: --receive PORT"
-            ) from (error)
+            ) from error
         server.start()
         yield int(got)
     finally:

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 
 from tokentrace.receive._ports import free_pair
 from tokentrace.receive.spans import ReceivedSpan, read
@@ -48,9 +47,7 @@ class Receiver:
     def __enter__(self) -> Receiver:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
