@@ -82,6 +82,10 @@ class OutputProcessor:
 
 
 class CachedRequests:
+    def __init__(self, ids: list[str]) -> None:
+        self.req_ids = ids
+        self.num_output_tokens = [9] * len(ids)
+
     def is_context_phase(self, request_id: str) -> bool:
         return False
 
@@ -91,7 +95,7 @@ class SchedulerOutput:
         self.num_scheduled_tokens = dict.fromkeys(ids, 1)
         self.total_num_scheduled_tokens = len(ids)
         self.scheduled_new_reqs: list[Any] = []
-        self.scheduled_cached_reqs = CachedRequests()
+        self.scheduled_cached_reqs = CachedRequests(ids)
         self.preempted_req_ids: set[str] = set()
 
 

@@ -5,7 +5,7 @@ A record is one tuple in one queue of the process: (group, name, start_ns, end_n
 each other or for us. The queue is bounded: beyond `limit`, records are counted instead of kept.
 
 Rows or columns that are taken from a stock made beforehand were measured against it (benchmarks/recorder.py) and do not
-pay: columns cost more for each record, rows the same, and the stock is memory that the host lacks from the first moment
+pay: each record costs more, in columns most of all, and the stock is memory that the host lacks from the first moment
 on, and objects that its garbage collector has to look at. A record is here for a twentieth of a second.
 
 A group is something that can be switched on and off by name ("http", "engine", …). Its class is found only when the

@@ -49,7 +49,7 @@ class Row:
     batch: int | None
     layer: str  # that took most, "" not known
     share: float | None
-    run: str = ""  # its folder's name
+    run: str = ""  # how `tokentrace show` finds it
     replies: int = 1
     ended: str = ""
     path: str = ""
