@@ -64,6 +64,8 @@ class Facts:
     certificate: Certificate | None = None
     listener: str = ""  # a base URL of this machine on which something listens, when nothing does on the given one
     plain: bytes | None = None  # what the port says to a plain connection, where TLS failed; None: not asked
+    #: The same words are asked for again and again, and to hide a long prompt in them takes time.
+    _shown: dict[tuple[tuple[str, ...], str], str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def where(self) -> str:
@@ -109,7 +111,10 @@ class Facts:
 
     def shown(self, text: str) -> str:
         """A text of the server, fit to be printed."""
-        return private.without(text, self.private)
+        key = (self.private, text)
+        if key not in self._shown:
+            self._shown[key] = private.without(text, self.private)
+        return self._shown[key]
 
     def _said(self) -> str:
         if self.reply_error is not None:
