@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,6 +113,18 @@ def test_when_two_names_mean_the_same_the_newer_is_taken() -> None:
 
 def test_what_is_not_a_number_is_unknown() -> None:
     assert _metrics.parse(text(f"vllm:kv_cache_usage_perc{V} NaN")) == []
+
+
+@pytest.mark.skipif("TOKENTRACE_RECORDINGS" not in os.environ, reason="TOKENTRACE_RECORDINGS is not set")
+def test_a_published_dump_with_exponents_of_three_digits_and_models_for_labels() -> None:
+    """vLLM of 2024: `e+010`, no label for the engine, and a second model of which only the queue is told."""
+    dump = (Path(os.environ["TOKENTRACE_RECORDINGS"]) / "kubeai/vllm_v0_metrics.txt").read_text()
+    assert "e+010" in dump and 'engine="' not in dump
+    first, second = _metrics.parse(dump)
+    assert first.gauges == {"running": 3, "waiting": 2, "kv_usage": 0.0026235242675994863}
+    assert first.counters == {"prompt_tokens": 90, "generation_tokens": 2546, "preemptions": 0}
+    assert first.sums["e2e"] == (pytest.approx(93.24845), 6) and "queue" not in first.sums
+    assert (second.name, second.gauges, second.counters) == ("model_name other/OTHER", {"waiting": 3}, {})
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1e6)), min_size=1, max_size=5))
