@@ -135,5 +135,5 @@ def _gap_list(measures: Measures) -> str:
     return f"largest gaps: {largest}; {duration(measures.idle_ns)} in all"
 
 
-def _name(found: Analysis, row: int, limit: int = 70) -> str:
-    return host.short(found.events.names[int(found.events.name[row])], limit)
+def _name(found: Analysis, row: int) -> str:
+    return host.short(found.events.names[int(found.events.name[row])], 70)

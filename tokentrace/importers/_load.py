@@ -146,9 +146,7 @@ def _files(paths: Iterable[Path]) -> tuple[list[Path], bool]:
             try:
                 inside = sorted(p for p in path.iterdir() if p.is_file() and p.name.lower().endswith(_SUFFIXES))
             except OSError as error:
-                raise UsageError(
-                    f"{path} cannot be read: {error.strerror}", fix="check the path and its rights"
-                ) from error
+                raise _source.unreadable(path, error) from error
             if not inside:
                 raise UsageError(f"there is no recording in {path}", fix=f"expected files {', '.join(_SUFFIXES)}")
             result += inside

@@ -69,9 +69,7 @@ def head(path: Path, size: int = 4096) -> bytes:
             if len(found) >= size:
                 break
     except OSError as error:
-        raise UsageError(
-            f"{path.name} cannot be read: {error.strerror}", fix="check the path and its rights"
-        ) from error
+        raise unreadable(path.name, error) from error
     if not found.strip():
         raise UsageError(
             f"{path.name} holds nothing: its writer died before it wrote anything",
@@ -84,15 +82,18 @@ def head(path: Path, size: int = 4096) -> bytes:
     return found[:size]
 
 
+def unreadable(name: object, error: OSError) -> UsageError:
+    """What to tell of a file or folder that the system does not let us read."""
+    return UsageError(f"{name} cannot be read: {error.strerror}", fix="check the path and its rights")
+
+
 def _file(path: Path) -> Iterator[bytes]:
     try:
         with open(path, "rb") as file:
             while piece := file.read(CHUNK):
                 yield piece
     except OSError as error:
-        raise UsageError(
-            f"{path.name} cannot be read: {error.strerror}", fix="check the path and its rights"
-        ) from error
+        raise unreadable(path.name, error) from error
 
 
 def _chain(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
