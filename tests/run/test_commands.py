@@ -106,14 +106,14 @@ def test_a_terminal_that_knows_only_ascii_gets_escapes_instead_of_a_failure(stor
     report.write_bytes(orjson.dumps({**orjson.loads(report.read_bytes()), "reply": "caf\u00e9 \U0001f600"}))
     env = {**os.environ, "TOKENTRACE_DATA_DIR": str(data), "PYTHONIOENCODING": "ascii:strict"}
     for command in ("list", "show"):
-        done = subprocess.run([*COMMAND, command], capture_output=True, text=True, env=env, timeout=60, check=False)
+        done = subprocess.run([*COMMAND, command], capture_output=True, text=True, env=env, timeout=240, check=False)
         assert done.returncode == 0 and "caf" in done.stdout, done.stderr
     assert r"caf\xe9 \U0001f600" in done.stdout
 
 
 def test_layers_fit_a_narrow_terminal(tmp_path: Path) -> None:
     env = {**os.environ, "TOKENTRACE_DATA_DIR": str(tmp_path), "COLUMNS": "40"}
-    done = subprocess.run([*COMMAND, "layers"], capture_output=True, text=True, env=env, timeout=60, check=False)
+    done = subprocess.run([*COMMAND, "layers"], capture_output=True, text=True, env=env, timeout=240, check=False)
     assert all(len(line) <= 40 for line in done.stdout.splitlines())
     for layer in layers.load():
         assert f"{layer.number} {layer.title}: " in done.stdout
