@@ -22,7 +22,6 @@ if __name__ == "__main__":
 from support.http_servers import (
     WAIT,
     Answer,
-    Loopback,
     Refusing,
     ScriptedServer,
     body_answer,
@@ -31,6 +30,7 @@ from support.http_servers import (
     models,
     read_request,
 )
+from support.loopback import Loopback
 
 PROGRAM = shutil.which(os.environ.get("NGINX", "nginx")) or shutil.which("/usr/sbin/nginx")
 RECORDED = Path(__file__).resolve().parents[1] / "data" / "gateways" / "nginx.json"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from client_support import CHAT, say_hi
-from support.http_servers import ForwardProxy, Loopback, ScriptedServer, html_answer, json_answer, read_request
+from support.http_servers import ForwardProxy, ScriptedServer, html_answer, json_answer, read_request
+from support.loopback import Loopback
 
 #: Squid 5.7; its pages are replaced by their titles.
 SQUID = json.loads((Path(__file__).resolve().parents[1] / "data" / "gateways" / "squid.json").read_text())

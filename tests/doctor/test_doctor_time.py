@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from doctor_support import CHAT, healthy, json_answer, look
-from support.http_servers import Loopback
+from support.loopback import Loopback
 
 from tokentrace.client.chat import chat
 from tokentrace.client.settings import Endpoint

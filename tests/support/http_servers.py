@@ -23,7 +23,9 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
+
+from support.loopback import Loopback
 
 
 class _Mark:
@@ -233,45 +235,6 @@ class Refusing:
 
     def __exit__(self, *_: object) -> None:
         self._socket.close()
-
-
-L = TypeVar("L", bound="Loopback")
-
-
-class Loopback:
-    """Listens on the loopback and hands each connection to `handle`, on a thread of its own, which then closes it."""
-
-    def __init__(self) -> None:
-        self.closing = threading.Event()  # for a handler that waits
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-
-    def handle(self, connection: socket.socket) -> None:
-        """May raise OSError: the client went away."""
-        raise NotImplementedError
-
-    def __enter__(self: L) -> L:
-        threading.Thread(target=self._serve, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.closing.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._one, args=(connection,), daemon=True).start()
-
-    def _one(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError), connection:
-            self.handle(connection)
 
 
 class ForwardProxy(Loopback):
