@@ -118,6 +118,9 @@ def test_proxies_that_swallow_requests() -> None:
     for no_proxy in ("127.0.0.1", "*"):
         found = look("http://127.0.0.1:8000/v1", environ={**local, "NO_PROXY": no_proxy}, offline=True, layers=EIGHT)
         assert "TT822" in ids(found, "ok")
+    network = {**local, "NO_PROXY": "127.0.0.0/8"}  # curl reads it, httpx does not
+    told = detail(look("http://127.0.0.1:8000/v1", environ=network, offline=True, layers=EIGHT), "TT822")
+    assert "httpx" in told and "curl" not in told
     found = look("http://10.1.2.3:8000/v1", environ=local, offline=True, layers=EIGHT)
     assert "private address" in detail(found, "TT822")
     found = look("https://api.openai.com/v1", environ=local, offline=True, layers=EIGHT)

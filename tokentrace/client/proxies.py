@@ -37,7 +37,7 @@ def choose(scheme: str, host: str, port: int, env: Mapping[str, str]) -> ProxyCh
         return None
     for name in (f"{scheme}_proxy", f"{scheme.upper()}_PROXY", "all_proxy", "ALL_PROXY"):
         if env.get(name):
-            if _excepted(host, port, exception(env)[1]):
+            if excepted(host, port, exception(env)[1]):
                 return None
             return _parse(env[name].strip(), name)
     return None
@@ -78,7 +78,7 @@ def _parse(text: str, variable: str) -> ProxyChoice:
     )
 
 
-def _excepted(host: str, port: int, no_proxy: str) -> bool:
+def excepted(host: str, port: int, no_proxy: str) -> bool:
     """NO_PROXY: names match themselves and their subdomains; also host:port, addresses, networks like 10.0.0.0/8, *."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

@@ -178,9 +178,16 @@ def _through(s: Situation, endpoint: Endpoint, present: list[str], shown: list[s
         named = {e.strip().lower() for e in proxies.exception(s.environ)[1].split(",")}
         swallowed = [n for n in present if n.lower().startswith((parts.scheme, "all"))]
         if swallowed and not {endpoint.host.lower(), "*"} & named:
+            networks = ",".join(entry for entry in named if "/" in entry)
+            # Tried with an address in a network of NO_PROXY: curl 7.88 and requests 2 go past the proxy, httpx 0.28 not.
+            others = (
+                "clients that read no networks in NO_PROXY, such as httpx"
+                if proxies.excepted(endpoint.host, endpoint.port, networks)
+                else "other clients, such as curl and openai"
+            )
             yield warn(
                 "TT822",
-                f"{swallowed[0]} swallows requests to {endpoint.host} of other clients, such as curl and openai: "
+                f"{swallowed[0]} swallows requests to {endpoint.host} of {others}: "
                 "they get the proxy's answer (tokentrace goes past it)",
                 proxies.past(s.environ, "localhost", "127.0.0.1", "::1"),
                 *shown,
