@@ -179,7 +179,7 @@ def _through(s: Situation, endpoint: Endpoint, present: list[str], shown: list[s
         swallowed = [n for n in present if n.lower().startswith((parts.scheme, "all"))]
         if swallowed and not {endpoint.host.lower(), "*"} & named:
             networks = ",".join(entry for entry in named if "/" in entry)
-            # Tried with an address in a network of NO_PROXY: curl 7.88 and requests 2 go past the proxy, httpx 0.28 not.
+            # Tried, address in a network of NO_PROXY: curl 7.88 and requests 2 go past the proxy, httpx 0.28 not.
             others = (
                 "clients that read no networks in NO_PROXY, such as httpx"
                 if proxies.excepted(endpoint.host, endpoint.port, networks)
