@@ -12,7 +12,8 @@ or `own_source` says why), never zero.
                                   own_ns {"8.down": …}, steps}},
     spans {produced, accepted, rejected}, findings [{layer, status, sentence, evidence, fix}], files [path],
     gaps, slowest, cold, token_times, operators, operators_pass, error {message, layer, fix} or null, notes,
-    interrupted ("" or where it was cut short)
+    interrupted ("" or where it was cut short),
+    program {name, wall_ns, calls} or null: of a block of a program, whose passes are its calls
 
 `wall_ns` is the time of the headline pass's request; the layers' own times and `unattributed_ns` add up to it.
 """
@@ -90,6 +91,15 @@ class Failure:
     fix: str = ""
 
 
+@dataclass(slots=True)
+class Program:
+    """A block of a program that was watched: from its first line to its last, and how many calls it made."""
+
+    name: str
+    wall_ns: int
+    calls: int
+
+
 def _nothing_sent() -> dict[str, int | None]:
     return {"produced": 0, "accepted": None, "rejected": None}
 
@@ -124,6 +134,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     interrupted: str = ""  # where the user cut it short and what is missing
     whole: str = ""  # what the wall time is of where that is no request: "the recording", "the window"
+    program: Program | None = None
 
     @property
     def steps(self) -> list[dict[str, Any]]:
@@ -186,7 +197,15 @@ def build(trace: Trace, found: Analysis | None = None, *, prompt: str = "", note
         error=Failure(error, int(failed.get("error_layer") or 0), str(failed.get("fix") or "")) if error else None,
         notes=[*told, *notes],
         interrupted=str(trace.attributes(0).get(MARK) or "") if len(trace) else "",
+        program=_program(trace, found),
     )
+
+
+def _program(trace: Trace, found: Analysis) -> Program | None:
+    if not len(trace) or trace.attributes(0).get("tokentrace.mode") != "trace":
+        return None
+    calls = sum(bool(one.view.exchange) for one in found.passes.values())
+    return Program(trace.names[trace.name[0]], trace.end_ns[0] - trace.start_ns[0], calls)
 
 
 def _layer(found: Analysis, one: LayerTimes) -> LayerRow:

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import orjson
 import pytest
+from support.records import T0, request_pass
 from support.traces import run_trace
 
 from tokentrace import emit, layers, runs
 from tokentrace.cli import COMMANDS
 from tokentrace.fold import fold
+from tokentrace.model import IdSource
 from tokentrace.report import Report, build
+from tokentrace.stitch import stitch
 
 COMMAND = [sys.executable, "-c", "from tokentrace.cli import main; main()"]
 
@@ -89,6 +92,27 @@ def test_list_names_the_runs_that_it_cannot_read(stored: tuple[Path, str]) -> No
     told = tokentrace("list", data=data)
     assert told.returncode == 0 and name in told.stdout
     assert "5 runs without a report that can be read: broken-0, broken-1" in told.stderr
+
+
+def test_list_and_show_tell_the_whole_of_a_program_and_its_calls(stored: tuple[Path, str]) -> None:
+    data, name = stored
+    ids = IdSource(8)
+    calls = [
+        request_pass("plan", ids=ids, deep=False, steps=2),
+        request_pass("answer", ids=ids, deep=False, at=T0 + 10**9, decode_ms=30),
+    ]
+    window, mode = (T0, T0 + 2_345_000_000), {"tokentrace.mode": "trace"}
+    made = stitch(calls, ids=ids, root_name="my chain", window=window, attributes=mode, meta={"prompt": "Hi"})
+    report = build(made)
+    chain = runs.save(made, made, report).name
+    shown = next(line for line in tokentrace("list", data=data).stdout.splitlines() if chain in line)
+    assert " 2345 ms " in shown and "2 calls: my chain" in shown
+    rows = {row["run"]: row for row in orjson.loads(tokentrace("list", "--json", data=data).stdout)["runs"]}
+    assert rows[chain]["program"] == {"name": "my chain", "wall_ns": 2_345_000_000, "calls": 2}
+    assert rows[chain]["wall_ns"] == report.wall_ns and rows[name]["program"] is None
+    told = tokentrace("show", chain, data=data).stdout
+    assert "my chain: 2 calls, 2.35 s in all" in told
+    assert f"the call {report.headline_pass}" in told and "the request  " not in told
 
 
 def test_list_gives_the_terminal_no_control_characters_of_a_reply(stored: tuple[Path, str]) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
+
+if TYPE_CHECKING:
+    from tokentrace.report import Report
 
 
 @click.command("list")
@@ -15,6 +20,8 @@ def command(as_json: bool) -> None:
       tokentrace list
       tokentrace list --json
     """
+    from dataclasses import asdict
+
     from tokentrace import runs
     from tokentrace.emit._signs import clean
     from tokentrace.wording import listed, plural
@@ -26,18 +33,36 @@ def command(as_json: bool) -> None:
         import orjson
 
         keys = ("trace_id", "reply", "model", "wall_ns", "ttft_ns", "interrupted")
-        rows = [{"run": name, **{key: getattr(report, key) for key in keys}} for name, report in found]
+        rows = [
+            {
+                "run": name,
+                **{key: getattr(report, key) for key in keys},
+                "program": asdict(report.program) if report.program is not None else None,
+            }
+            for name, report in found
+        ]
         document = {"schema": "tokentrace.list/1", "runs": rows, "unreadable": unreadable}
         click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
         return
     if not found and not unreadable:
         click.echo('there is no saved run; make one: tokentrace run "Hi"')
     for name, report in found:
+        wall_ns, what = _told(report)
         # A model may write control characters; the terminal does not get them.
-        reply = clean(" ".join(report.reply.split())[:50])
+        shown = clean(" ".join(what.split())[:50])
         mark = "(interrupted) " if report.interrupted else ""
-        click.echo(f"{name}  {report.wall_ns / 1e6:8.0f} ms  {clean(report.model) or '-'}  {mark}{reply}")
+        click.echo(f"{name}  {wall_ns / 1e6:8.0f} ms  {clean(report.model) or '-'}  {mark}{shown}")
     if unreadable:
         click.echo(
             f"{plural(len(unreadable), 'run')} without a report that can be read: {listed(unreadable)}", err=True
         )
+
+
+def _told(report: Report) -> tuple[int, str]:
+    """Its time in ns and what it was: of one request its reply, of a program its name and its calls."""
+    from tokentrace.wording import plural
+
+    program = report.program
+    if program is None or program.calls == 1:
+        return report.wall_ns, report.reply
+    return program.wall_ns, f"{plural(program.calls, 'call')}: {program.name}"

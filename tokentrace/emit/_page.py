@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokentrace.emit._signs import ASCII, clean, cut
 from tokentrace.report import LayerRow, Report
-from tokentrace.wording import duration, share
+from tokentrace.wording import duration, plural, share
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,6 +80,10 @@ class Page:
         parts.append(duration(report.wall_ns))
         if report.ttft_ns is not None:
             parts.append(f"first token {duration(report.ttft_ns)}")
+        if report.program is not None and _of_calls(report):
+            program, calls = report.program, plural(report.program.calls, "call")
+            longest = f"the longest, {report.headline_pass}, is told here"
+            self._line(clean(f"{program.name}: {calls}, {duration(program.wall_ns)} in all; {longest}"), "bold")
         self._line(clean(f"{self.dot}".join(parts)), "bold")
         if report.interrupted:
             self._line(clean(f"{report.interrupted[:1].upper()}{report.interrupted[1:]}."), "yellow")
@@ -95,8 +99,9 @@ class Page:
         free = share(report.unattributed_ns, report.wall_ns)
         self._row(("", "of no layer", duration(report.unattributed_ns), free, ""), name, room, "dim")
         which = report.whole or (
-            f"the {report.headline_pass} request" if report.headline_pass in ("warm", "deep", "cold") else "the request"
-        )
+            f"the {report.headline_pass} request" if report.headline_pass in ("warm", "deep", "cold")
+            else f"the call {clean(report.headline_pass)}" if _of_calls(report) else "the request"
+        )  # fmt: skip
         self._row(("", which, duration(report.wall_ns), "100 %", ""), name, room, "bold")
         if any(row.own_source == _ESTIMATED for row in layers):
             text = f"time of the {report.headline_pass} pass, shared out in the proportions of the deep pass"
@@ -156,8 +161,8 @@ class Page:
                     text += f" (first token {duration(one.ttft_ns)})"
                 if name == "deep" and one.dilation is not None:
                     text += f", {one.dilation:.2f} × warm"
-                parts.append(text)
-            self._labelled("Passes", self.dot.join(parts))
+                parts.append(clean(text))
+            self._labelled("Calls" if _of_calls(report) else "Passes", self.dot.join(parts))
         if report.cold:
             self._labelled("Cold", report.cold)
 
@@ -259,6 +264,11 @@ def _cells(row: LayerRow) -> Iterable[tuple[tuple[str, ...], str]]:
     up = "–" if row.own_ns_up is None else mark + duration(row.own_ns_up)
     yield (name, clean(f"↓ {row.form_in} → {row.form_out}"), down, part, spans), ""
     yield ("", clean(f"↑ {row.form_up_in} → {row.form_up_out}"), up, "", ""), ""
+
+
+def _of_calls(report: Report) -> bool:
+    """Is it about a program of several calls? The layers above are those of its longest."""
+    return report.program is not None and report.program.calls > 1
 
 
 def _many(count: int) -> str:
