@@ -9,7 +9,8 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import orjson
@@ -18,6 +19,7 @@ from doctor_support import CHAT, Answer, ScriptedServer, chunk, healthy, hello, 
 from support.http_servers import CLOSE, DONE, RESET, WAIT, Raw, Refusing, Request, html_answer, json_answer, sse
 
 from tokentrace.client.settings import Endpoint
+from tokentrace.doctor import Diagnosis
 from tokentrace.doctor.refine import after_failure
 from tokentrace.errors import EndpointError
 
@@ -76,14 +78,29 @@ LIMIT_S = 8  # long enough for a busy machine to read 100,000 choices
 BEYOND_S = 40
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_chat_that_goes_wrong(name: str) -> None:
-    answer, wanted = BAD[name]
+#: Those that keep the doctor waiting for as long as it may.
+ENDLESS = ("never", "headers and then nothing", "one byte a second", "keep-alives for ever")
+
+
+def _look_at_bad(name: str) -> tuple[Diagnosis, float]:
     with healthy() as server:
-        server.on("POST", CHAT, answer)
+        server.on("POST", CHAT, BAD[name][0])
         began = time.monotonic()
         found = look(server.url + "/v1", timeout_s=LIMIT_S, environ={"OPENAI_API_KEY": CANARY})
-        took = time.monotonic() - began
+        return found, time.monotonic() - began
+
+
+@pytest.fixture(scope="module")
+def endless() -> Iterator[dict[str, Future[tuple[Diagnosis, float]]]]:
+    """All of them at once: each waits out its own limit, and none has to wait for the others."""
+    with ThreadPoolExecutor(len(ENDLESS)) as pool:
+        yield {name: pool.submit(_look_at_bad, name) for name in ENDLESS}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_chat_that_goes_wrong(name: str, request: pytest.FixtureRequest) -> None:
+    wanted = BAD[name][1]
+    found, took = request.getfixturevalue("endless")[name].result() if name in ENDLESS else _look_at_bad(name)
     assert took < LIMIT_S + BEYOND_S, found.verdict
     verdict = found.verdict
     if wanted == "ok":

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from support.loopback import Loopback
 
 from tokentrace.client.chat import chat
 from tokentrace.client.settings import Endpoint
+from tokentrace.doctor import Diagnosis
 from tokentrace.doctor.check import Check, Live, Result, Situation, fail
 from tokentrace.doctor.examine import examine
 from tokentrace.doctor.jobs import within
@@ -60,10 +62,21 @@ DRIPS = {
 }
 
 
-@pytest.mark.parametrize("name", DRIPS)
-def test_one_byte_a_second_on_every_route(name: str) -> None:
+def _look_at_drips(name: str) -> Diagnosis:
     with Dripping(*DRIPS[name]) as server, in_time():
-        found = look(server.url, timeout_s=TIMEOUT_S, model="alpha")
+        return look(server.url, timeout_s=TIMEOUT_S, model="alpha")
+
+
+@pytest.fixture(scope="module")
+def looks() -> Iterator[dict[str, Future[Diagnosis]]]:
+    """All at once: each waits for a server of its own."""
+    with ThreadPoolExecutor(len(DRIPS)) as pool:
+        yield {name: pool.submit(_look_at_drips, name) for name in DRIPS}
+
+
+@pytest.mark.parametrize("name", DRIPS)
+def test_one_byte_a_second_on_every_route(name: str, looks: dict[str, Future[Diagnosis]]) -> None:
+    found = looks[name].result()
     assert found.verdict.status == "fail" and found.verdict.layer == 8, found.verdict
     assert found.verdict.fix
 

@@ -7,7 +7,10 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import pytest
+
 from tokentrace.client.causes import CAUSES
+from tokentrace.doctor import live
 from tokentrace.doctor.check import (
     ENGINE_DOWN,
     Check,
@@ -116,11 +119,25 @@ def test_samplers_read_before_during_and_after() -> None:
     end = time.monotonic() + 60
     while (often.count < 60 or broken.count < 3) and time.monotonic() < end:
         time.sleep(0.01)
-    live = sampling.stop(60.0)
-    assert {s.phase for s in live.of("often")} == {"idle", "load", "after"}
-    assert [s.phase for s in live.of("once")] == ["idle", "after"]
-    assert live.of("none") == [] and live.errors == {"broken": "sensor gone"} and len(live.of("broken")) == 2
+    seen = sampling.stop(60.0)
+    assert {s.phase for s in seen.of("often")} == {"idle", "load", "after"}
+    assert [s.phase for s in seen.of("once")] == ["idle", "after"]
+    assert seen.of("none") == [] and seen.errors == {"broken": "sensor gone"} and len(seen.of("broken")) == 2
     assert often.closed and once.closed and broken.closed
+
+
+def test_an_idle_phase_that_nothing_reads_is_not_sat_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "_IDLE_S", 100_000.0)
+    once, broken = _Reader(), _Reader(1)
+    samplers = [
+        Sampler("none", lambda s: None),
+        Sampler("once", lambda s: once, None),
+        Sampler("broken", lambda s: broken),
+    ]
+    sampling = Sampling(_situation(), samplers)
+    sampling.start()
+    seen = sampling.stop(60.0)
+    assert [s.phase for s in seen.of("once")] == ["idle", "after"] and set(seen.errors) == {"broken"}
 
 
 def test_every_check_and_cause_is_explained() -> None:

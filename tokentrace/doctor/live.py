@@ -47,6 +47,7 @@ class Sampling:
         self.live = Live()
         self.phase: Phase = "idle"
         self._end = threading.Event()
+        self._samplers = samplers
         self._ready: list[threading.Event] = []
         self._threads: list[threading.Thread] = []
         for sampler in samplers:
@@ -64,9 +65,14 @@ class Sampling:
         began = time.monotonic()
         for ready in self._ready:
             ready.wait(max(0.0, _IDLE_MOST_S - (time.monotonic() - began)))
-        if self._threads:
+        if self._reads_on():
             time.sleep(max(0.0, _IDLE_S - (time.monotonic() - began)))
         self.phase = "load"
+
+    def _reads_on(self) -> bool:
+        """Does a sampler read again and again? Without one there is no idle phase that anybody would see."""
+        live = self.live
+        return any(s.period_s is not None and live.of(s.name) and s.name not in live.errors for s in self._samplers)
 
     def stop(self, wait_s: float) -> Live:
         self.phase = "after"
