@@ -24,6 +24,8 @@ from tokentrace.probe import Columns, Raw
 
 PROTOCOL = 1
 _HEAD = struct.Struct("!II")
+#: struct ucred: pid, uid, gid.
+_CREDENTIALS = struct.Struct("3i")
 #: Switching a group on may wait for a step of the engine to end; reading a long profile takes seconds.
 _ANSWER_S = 60.0
 _LOST_FIX = "look at the server's log; what had been recorded until then is kept"
@@ -118,6 +120,18 @@ class AgentClient:
     def process(self) -> str:
         """Key of the serving process: its pid as text."""
         return str(self._facts.get("pid", ""))
+
+    @property
+    def pid_here(self) -> int:
+        """Its pid as our own /proc names it, 0 when that cannot be told; in a container it calls itself otherwise.
+
+        By SO_PEERCRED (unix(7)) the kernel tells who listens on the socket, which is the serving process itself.
+        """
+        try:
+            told = self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            return int(_CREDENTIALS.unpack(told)[0])
+        except (OSError, AttributeError, struct.error):
+            return 0
 
     @property
     def members(self) -> list[AgentClient]:
