@@ -2,7 +2,9 @@
 
 Source: the agent's hooks on torch.compile (dynamo, aot_autograd, inductor, C++) and Triton. `compile X` is a phase of a
 compilation, nested as the compilers nest; `cache X hit|miss|bypass` is a look-up, an instant. With nothing compiled the
-layer is idle, says why, and still tells how the caches stand (`state.facts["caches"]`, see `_caches`).
+layer is idle, says why, and still tells how the caches stand (`state.facts["caches"]`, see `_caches`). Caches that
+tell hits and misses by their files only (FlashInfer, DeepGEMM, CUDA, HIP, MIOpen, torch extensions) are looked at
+before and after the pass: `state.facts["cache_use"]`, see `_cache_entries`; their spans have `source` "files".
 
 Attributes: tokentrace.jit.compiler, .phase, .compile_id, .compile_ms, .key, .result, .cache, .saved_ms (what the hit
 saved, as the compiler reckons it), .function, .reason (why it recompiled, failed or bypassed the cache), .cache_dir.
@@ -17,6 +19,8 @@ from typing import Any
 from tokentrace.model import Attributes, Record
 from tokentrace.probe import Finding, LayerState, ProbeContext, Raw
 from tokentrace.probes._agent import FIX, AgentProbe, unseen_from_outside
+from tokentrace.probes._cache_entries import told
+from tokentrace.probes._cache_entries.watch import CacheWatch
 from tokentrace.probes._caches import VARIABLES, CacheFolder, cache_folders
 from tokentrace.probes._request import window
 from tokentrace.wording import duration, listed, plural, size
@@ -32,28 +36,44 @@ class JitProbe(AgentProbe):
 
     layer = LAYER
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._watch = CacheWatch()
+
     def check(self, context: ProbeContext) -> Iterable[Finding]:
         if context.agent is None:
             return [unseen_from_outside(LAYER)]
-        return [cache_finding(folder) for folder in _folders(context, {})]
+        return [cache_finding(folder) for folder in _folders(self._watch, {})]
 
     def arm(self, context: ProbeContext) -> None:
         self.state = LayerState(LAYER)
-        self._enable(context.need_agent(FIX), GROUP, {"variables": VARIABLES})
+        agent = context.need_agent(FIX)
+        self._enable(agent, GROUP, {"variables": VARIABLES})
+        self._watch.begin(agent)
 
     def collect(self, context: ProbeContext) -> Iterable[Record]:
         agent = context.need_agent(FIX)
         header: dict[str, Any] = {}
         for columns in agent.columns(GROUP):
             header.update(columns.header)
-        folders = _folders(context, header.get("environment") or {})
+        folders = _folders(self._watch, header.get("environment") or {})
         where = {folder.compiler: folder.path for folder in folders}
         first, last = window(context)
         raws = [raw for raw in agent.records(GROUP) if raw.start_ns < last and raw.end_ns >= first]
         records = [record for raw in raws if (record := _record(raw, where)) is not None]
+        uses, compiled = self._watch.end(folders, last)
+        records += compiled
         self._conclude(context, raws, header)
+        if compiled and self.state.status == "idle":
+            self.state.status, self.state.reason = "seen", ""
         self.state.facts["caches"] = [folder.as_dict() for folder in folders]
-        self.state.facts["tokentrace.jit.caches"] = caches_text(folders)
+        self.state.facts["cache_use"] = [use.as_dict() for use in uses]
+        self.state.facts["cache_findings"] = [
+            {"sentence": one.sentence, "evidence": one.evidence, "fix": one.fix, "status": one.status}
+            for one in told.findings(uses, context.pass_name)
+        ]
+        done = told.line(uses)
+        self.state.facts["tokentrace.jit.caches"] = f"{done}; {caches_text(folders)}" if done else caches_text(folders)
         self.state.facts["findings"] = [
             finding.sentence for finding in map(cache_finding, folders) if finding.status in ("warn", "fail")
         ]
@@ -94,11 +114,11 @@ def _compiles(context: ProbeContext) -> bool | None:
     return None if told is None else bool(told)
 
 
-def _folders(context: ProbeContext, environment: Mapping[str, str]) -> list[CacheFolder]:
+def _folders(watch: CacheWatch, environment: Mapping[str, str]) -> list[CacheFolder]:
     """The caches of the serving process: with its environment as the agent told it, else as this process has it."""
-    if environment:
-        return cache_folders(environment)
-    return cache_folders({name: os.environ[name] for name in VARIABLES if name in os.environ})
+    if not environment:
+        environment = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    return cache_folders(environment, root=watch.root, mounts=watch.mounts)
 
 
 def _record(raw: Raw, where: Mapping[str, str]) -> Record | None:

@@ -8,6 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from tokentrace.analyze import _compare, _split
+from tokentrace.analyze._cache_use import cache_use
 from tokentrace.analyze._metrics_told import told_by_metrics
 from tokentrace.analyze._passes import NONE, name_of
 from tokentrace.analyze._server import only_told, own_account
@@ -134,7 +135,9 @@ def _compiled_again(trace: Trace, found: Analysis) -> Iterator[Finding]:
     warm = found.passes.get("warm")
     if warm is None:
         return
-    rows = [r for r in warm.view.rows if trace.layer[r] == 2 and name_of(trace, r).startswith("compile ")]
+    # What is known by a cache's files has a finding of its own.
+    rows = [r for r in warm.view.rows if trace.layer[r] == 2 and name_of(trace, r).startswith("compile ")
+            and trace.attributes(r).get("tokentrace.jit.source") != "files"]  # fmt: skip
     spent = sum(ns for (layer, _), ns in warm.own.items() if layer == 2)
     if rows and spent >= _SMALL_NS:
         names = sorted({name_of(trace, r) for r in rows})
@@ -332,7 +335,7 @@ def _stitching(trace: Trace, found: Analysis) -> Iterator[Finding]:
 
 _PARTS: tuple[Callable[[Trace, Analysis], Iterator[Finding]], ...] = (
     _failed, _different_replies, _reply_cut, _token_counts, _unattributed, _cold, _compiled_again, _looked_up,
-    _facts_of_caches,
+    cache_use, _facts_of_caches,
     _prefix_cache, own_account, told_by_metrics, _queue_wait, _shared, _bursts, _late_token, _dilation,
     _recorded_in_part, _stitching,
 )  # fmt: skip
