@@ -69,6 +69,21 @@ def test_flashinfer_builds_of_another_cuda_folder(machine: Machine, built: str, 
     assert result.status == status and any(built in line for line in result.evidence)
 
 
+def test_what_flashinfers_builds_took_is_told_by_ninjas_log(machine: Machine) -> None:
+    machine.write("/usr/local/cuda-13.2/bin/nvcc")
+    flashinfer(machine, "/usr/local/cuda-13.2")
+    folder = "/home/me/.cache/flashinfer/0.4.0/90a/cached_ops"
+    machine.write(f"{folder}/x/x.so")
+    machine.write(f"{folder}/x/.ninja_log", "# ninja log v5\n0\t9000\t0\tx.cuda.o\tf1\n9000\t9500\t0\tx.so\tf2\n")
+    seen = machine.view(environ={"HOME": "/home/me", "CUDA_HOME": "/usr/local/cuda-13.2"})
+    result = by_id(keys.look(situation(), seen))["TT207"]
+    assert "1 module, built in 9.50 s; longest: x 9.50 s" in result.evidence
+    machine.write(f"{folder}/y/build.ninja", "cuda_home = /usr/local/cuda-13.2\n")
+    machine.write(f"{folder}/y/y.so")
+    result = by_id(keys.look(situation(), seen))["TT207"]
+    assert "2 modules, built in at least 9.50 s; longest: x 9.50 s" in result.evidence
+
+
 def test_flashinfer_follows_the_symbolic_link(machine: Machine) -> None:
     machine.write("/usr/local/cuda-13.2/bin/nvcc")
     (machine.root / "usr/local/cuda").symlink_to("cuda-13.2")

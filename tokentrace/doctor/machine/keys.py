@@ -17,6 +17,7 @@ from tokentrace.doctor.check import Check, Result, Situation, ok, skip, unknown,
 from tokentrace.doctor.machine import folders, torches
 from tokentrace.doctor.machine.situation import in_the_servers_process
 from tokentrace.doctor.machine.view import View
+from tokentrace.probes._cache_entries import Bounds, ninja, serving
 from tokentrace.probes._caches import CacheFolder, entries_of
 from tokentrace.wording import duration, listed, plural
 
@@ -29,6 +30,8 @@ _SECONDS = 0.25
 _STALE_S = 600
 #: Every file of a cache.
 NEW_FILE = re.compile(r".+")
+#: Of a cache's entries, those that took longest.
+_SHOWN = 4
 _COMPILERS = ("nvcc", "cicc", "ptxas", "ninja", "cc1plus", "clang", "clang++", "hipcc")
 
 
@@ -140,6 +143,7 @@ def toolkits(cache: CacheFolder, view: View) -> Result:
     lines.append(
         f"today CUDA lies in {now or 'no folder that can be found'}{f', which is {real}' if real != now else ''}"
     )
+    lines += modules(cache, view)
     other = [home for home in built if home not in (now, real)]
     if not built or not now:
         return unknown("TT207", "FlashInfer's builds cannot be compared with today's CUDA folder", "", *lines)
@@ -148,6 +152,21 @@ def toolkits(cache: CacheFolder, view: View) -> Result:
                     f"export CUDA_HOME={other[0]}" if view.exists(other[0]) else f"rm -r {_version_of(found, cache)}",
                     *lines)  # fmt: skip
     return ok("TT207", f"FlashInfer's builds are for today's CUDA folder {now}", *lines)
+
+
+def modules(cache: CacheFolder, view: View) -> list[str]:
+    """What FlashInfer's modules took to build by ninja's log, the longest first, and how many the server has loaded."""
+    found = ninja.read(str(view.path(cache.path)), cache.path, Bounds(deadline=time.monotonic() + _SECONDS)).entries
+    if not found:
+        return []
+    loaded = serving.libraries(view.pid) if view.pid else None
+    use = "" if loaded is None else f", {sum(e.path in loaded for e in found)} of them loaded by {view.whose}"
+    took = sorted(((entry.took_ns, entry.key) for entry in found if entry.took_ns is not None), reverse=True)
+    if not took:
+        return [f"{plural(len(found), 'module')}{use}; how long they took to build is not told"]
+    longest = listed([f"{key} {duration(ns)}" for ns, key in took[:_SHOWN]], _SHOWN)
+    spent = ("at least " if len(took) < len(found) else "") + duration(sum(ns for ns, _ in took))
+    return [f"{plural(len(found), 'module')}{use}, built in {spent}; longest: {longest}"]
 
 
 def _toolkit(view: View) -> tuple[str, str]:
@@ -261,7 +280,7 @@ CHECKS = (
     Check(
         "TT207", "FlashInfer's builds",
         "FlashInfer writes CUDA's folder into each build file; the same CUDA under another name builds all again.",
-        "cuda_home in build.ninja files against CUDA_HOME, CUDA_PATH and nvcc",
+        "cuda_home in build.ninja files against CUDA_HOME, CUDA_PATH and nvcc; .ninja_log for what the builds took",
         "Set CUDA_HOME to the same folder at each start.",
     ),
     Check(
