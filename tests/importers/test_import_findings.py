@@ -128,3 +128,42 @@ def test_kernels_that_begin_as_soon_as_a_launch_takes_effect_were_launched_too_l
               for n, row in enumerate(launches(40, 1, 5.5))]  # fmt: skip
     text = told(trace_file(tmp_path / "u.json", queued))
     assert "Not launch-bound, though the GPU was idle" in text and "launched already" in text
+
+
+def test_a_part_is_called_that_where_it_is_meant_and_the_recording_where_that_is(tmp_path: Path) -> None:
+    """A launch is looked for in the whole recording; what was compiled was compiled within the part."""
+    rows = [op("ProfilerStep#7", 0, 4000), op("_compile (dynamo_timed)", 200, 900), *launches(40, 100, 50)]
+    rows += [kernel("lost", 10 + n * 100, 2, 900 + n) for n in range(5)]
+    path = trace_file(tmp_path / "t.json", rows)
+    assert "Code was compiled for 900 µs during the recording." in told(path)
+    for options, part in (({"window": (150_000, 4_000_000)}, "the window"), ({"step": 7}, "the step")):
+        text = told(path, **options)
+        assert f"Code was compiled for 900 µs during {part}." in text
+        assert "kernels have no launch in the recording: their launches are not in the file" in text
+
+
+def test_kernels_at_the_head_of_a_part_need_not_be_from_before_the_recording(tmp_path: Path) -> None:
+    rows = [kernel("early", 1000 + n, 1, 900 + n) for n in range(3)]
+    rows += [{**row, "ts": row["ts"] + 2000} for row in launches(12, 10, 5)]
+    whole = told(trace_file(tmp_path / "whole.json", rows))
+    assert "3 of 15 kernels have no launch in the recording: they were queued before the recording began" in whole
+    path = trace_file(tmp_path / "part.json", [op("aten::before", 0, 100), *rows])
+    part = told(path, window=(500_000, 9_000_000))
+    assert "their launches are not in the file" in part and "queued before" not in part
+    assert "launches were looked for up to 10.0 s before the window" in part
+
+
+def test_a_kernel_that_runs_into_a_window_is_not_called_nothing(tmp_path: Path) -> None:
+    """It began before the window, so the window does not hold it."""
+    rows = [call("cudaLaunchKernel", 0, 2, 900), kernel("long", 5, 3000, 900)]
+    rows += [op("aten::prepare", 1000, 1900), *[{**row, "ts": row["ts"] + 3010} for row in launches(12, 100, 50)]]
+    path = trace_file(tmp_path / "t.json", rows)
+    text = told(path, window=(1_000_000, 4_500_000))
+    assert "The GPU began nothing for the first" in text and "of the window; its first work was launched" in text
+    assert "ran nothing" not in text
+
+
+def test_a_window_without_operators_launches_and_kernels_counts_what_it_holds(tmp_path: Path) -> None:
+    mark = {**op("note", 5_000, 10), "cat": "user_annotation"}
+    text = told(trace_file(tmp_path / "t.json", [*launches(12, 10, 5), mark]), window=(4_000_000, 6_000_000))
+    assert "The window holds neither operators nor launches nor kernels. | 1 event of other kinds" in text

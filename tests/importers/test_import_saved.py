@@ -67,6 +67,15 @@ def test_a_part_of_a_recording_is_called_that() -> None:
     assert "the step   " in run("import", DECODE, "--step", "0").stdout
 
 
+def test_the_sentence_on_the_slowest_is_of_the_part(tmp_path: Path) -> None:
+    saved = tmp_path / "x.jsonl"
+    first = told("import", DECODE, "--step", "0", "-o", saved)
+    assert " of the step: " in first["slowest"] and told("show", saved)["slowest"] == first["slowest"]
+    page = tmp_path / "x.html"
+    run("import", DECODE, "--step", "0", "-q", "-o", page)
+    assert " % of the step." in page.read_text()
+
+
 def test_what_is_joined_to_a_saved_import_is_told_with_the_rest(tmp_path: Path) -> None:
     saved, both, power = tmp_path / "x.jsonl", tmp_path / "y.jsonl", tmp_path / "power.csv"
     power.write_text(POWER)

@@ -102,11 +102,17 @@ def slowest(
     if not candidates:
         return ""
     spent, what, where = max(candidates, key=lambda c: c[0])
-    whole = "request" if view.chat != NONE or trace.meta.get("mode") == "trace" else "recording"
-    text = f"{what} took {duration(spent)}, {share(spent, view.wall_ns)} of the {whole}{where}"
+    text = f"{what} took {duration(spent)}, {share(spent, view.wall_ns)} of {_whole(trace, view)}{where}"
     if top and layers_own_ns and what.startswith(("Prefill", "Decoding", "Mixed")):
         text += f"; inside, {top[0].name} had {share(top[0].own_ns, layers_own_ns)} of the operators' time"
     return f"{text}."
+
+
+def _whole(trace: Trace, view: PassView) -> str:
+    """What the wall time is of. An import says whether it is all of a recording."""
+    if view.chat != NONE or trace.meta.get("mode") == "trace":
+        return "the request"
+    return str(trace.attributes(0).get("tokentrace.import.whole") or "the recording")
 
 
 def _steps_text(chosen: list[StepRow]) -> str:

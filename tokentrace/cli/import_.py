@@ -65,7 +65,7 @@ def command(
     """
     from tokentrace import importers
     from tokentrace.emit import save
-    from tokentrace.importers.report import as_report
+    from tokentrace.importers.report import of_trace
 
     if out:
         _check_out(out, files)
@@ -85,7 +85,7 @@ def command(
     finally:
         gc.set_threshold(*collect)
         line.end()
-    report = as_report(imported, [out] if out else [])
+    report = of_trace(imported.trace, [out] if out else [])
     if out:
         save(imported.trace, Path(out), report=report)
     if as_json:

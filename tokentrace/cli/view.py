@@ -104,10 +104,10 @@ def _is_recording(path: Path) -> bool:
 
 def _import(path: Path) -> tuple[Trace, Report, Path]:
     from tokentrace import importers
-    from tokentrace.importers.report import as_report
+    from tokentrace.importers.report import of_trace
 
     imported = importers.load([str(path)])
-    report = as_report(imported, [str(path)])
+    report = of_trace(imported.trace, [str(path)])
     return imported.trace, report, path.with_name(f"{path.name.split('.')[0]}.html")
 
 

@@ -17,6 +17,8 @@ from tokentrace.importers.steps import Steps
 
 #: Share of the device's window from which on something is worth saying.
 WORTH_SAYING = 0.05
+#: What the times are of: all of it, the part of it that was asked for, or several recordings side by side.
+RECORDING, WINDOW, STEP, RECORDINGS = "the recording", "the window", "the step", "the recordings"
 
 
 @dataclass(slots=True)
@@ -32,6 +34,7 @@ class Analysis:
     step_figures: list[dict[str, Any]]
     operators: list[dict[str, Any]]
     layer: Array  # see _spanning.classify
+    whole: str = RECORDING  # what this is: RECORDING, WINDOW or STEP
 
 
 def caveat(found: Analysis) -> str:

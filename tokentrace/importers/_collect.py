@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tokentrace.importers import figures, findings, layers, report, spans
-from tokentrace.importers._analysis import Analysis
+from tokentrace.importers._analysis import RECORDING, RECORDINGS, Analysis
 from tokentrace.importers.columns import Lost
 from tokentrace.model import Trace
 from tokentrace.probe import Finding, LayerState
@@ -33,34 +34,51 @@ class Imported:
     kernels: list[tuple[str, int, int]] = field(default_factory=list)
 
 
-class Collected:
-    """What is kept of each recording once its columns are gone."""
+@dataclass(slots=True)
+class Kept:
+    """What is kept of one recording once its columns are gone."""
 
-    def __init__(self) -> None:
-        self.labels: list[str] = []
-        self.figures: list[dict[str, Any]] = []
-        self.kernels: list[tuple[str, int, int]] = []
-        self.steps: list[dict[str, Any]] = []
-        self.findings: list[tuple[str, list[Finding]]] = []
-        self.states: list[list[LayerState]] = []
-        self.operators: list[dict[str, Any]] = []
+    label: str
+    figures: dict[str, Any]
+    steps: list[dict[str, Any]]
+    findings: list[Finding]
+    states: list[LayerState]
+    operators: list[dict[str, Any]]
+    kernels: list[tuple[str, int, int]]
+    collective_ns: int
+
+
+class Collected:
+    """All that was read: the recordings, and what lies beside them."""
+
+    def __init__(self, whole: str = RECORDING) -> None:
+        """`whole`: what the times are of, RECORDING or the part of it that was asked for."""
+        self.whole = whole
+        self.recordings: list[Kept] = []
         self.sources: list[dict[str, Any]] = []
-        self.collective: list[int] = []
         self.lost = Lost()
         self.other_ranks: list[int | None] = []
         self.more: list[Finding] = []  # of what lies beside the recordings
         self.beside: dict[int, LayerState] = {}
 
+    @property
+    def labels(self) -> list[str]:
+        return [kept.label for kept in self.recordings]
+
     def add(self, label: str, found: Analysis, kind: str) -> None:
         events = found.events
-        self.labels.append(label)
-        self.figures.append({"label": label, **found.figures})
-        self.kernels += figures.by_name(events, found.joined.kernels)
-        self.steps += [{"lane": label, **entry} for entry in found.step_figures]
-        self.findings.append((label, findings.findings(found)))
-        self.states.append(layers.states(found))
-        self.operators = found.operators if len(self.labels) == 1 else []
-        self.collective.append(found.measures.collective_ns)
+        self.recordings.append(
+            Kept(
+                label=label,
+                figures=found.figures,
+                steps=found.step_figures,
+                findings=findings.findings(found),
+                states=layers.states(found),
+                operators=found.operators,
+                kernels=figures.by_name(events, found.joined.kernels),
+                collective_ns=found.measures.collective_ns,
+            )
+        )
         self.sources.append(
             {
                 "kind": kind,
@@ -74,73 +92,91 @@ class Collected:
             self.lost.add(0, reason)
         self.lost.events += events.lost.events
 
-    def finish(self, builder: spans.Builder, whole: str = "the recording") -> Imported:
-        """`whole` is what the times are of: the recording, or the part of it that was asked for."""
-        one = len(self.labels) == 1
-        total = self.figures[0] if one else _sum(self.figures, self.kernels) if self.labels else _nothing()
-        total.pop("label", None)
-        states = self.states[0] if one else layers.combine(self.states) if self.labels else layers.only_beside()
-        for number, state in self.beside.items():
-            states[8 - number] = _joined(states[8 - number], state)
-        attributes = {
-            "tokentrace.pass": "import",
-            "tokentrace.import.files": [source["file"] for source in self.sources][:64],
-            "tokentrace.import.clock": ", ".join(sorted({source["clock"] for source in self.sources})),
-            **{f"tokentrace.import.{key}": total[key] for key in COUNTED if key != "kernel_sum_ns"},
-        }
-        if one:
-            for entry in self.steps:
-                entry.pop("lane")
-        told = self.findings[0][1] if one else self._of_lanes()
-        for finding in told:
-            finding.sentence = finding.sentence.replace("the recording", whole)
-        told += self.more
-        if not one and self.labels and whole == "the recording":
-            whole = "the recordings"
-        files: dict[str, Any] = {"files": self.sources, "events": sum(source["events"] for source in self.sources)}
-        trace = builder.finish(states, attributes)
-        report.keep(trace, told, states, self.operators, whole=whole, lanes="lanes" in total)
+    def finish(self, builder: spans.Builder) -> Imported:
+        """The answer. The trace gets what its report needs beside its spans."""
+        several = len(self.recordings) > 1
+        whole = RECORDINGS if several and self.whole == RECORDING else self.whole
+        total, states, told = self._figures(), self._states(), self._findings()
+        operators = [] if several else [entry for kept in self.recordings for entry in kept.operators]
+        trace = builder.finish(states, self._attributes(total, whole))
+        report.keep(trace, told, states, operators, whole=whole, lanes=several)
         return Imported(
             figures=total,
             trace=trace,
             findings=told,
             lost=self.lost.as_dict(),
-            steps=self.steps,
-            source=self.sources[0] if len(self.sources) == 1 else files,
+            steps=self._steps(),
+            source=self._source(),
             layers=states,
-            operators=self.operators,
-            kernels=self.kernels,
+            operators=operators,
+            kernels=[entry for kept in self.recordings for entry in kept.kernels],
         )
 
-    def _of_lanes(self) -> list[Finding]:
-        """Across the lanes first, then what is worth a warning in each."""
-        result = []
-        busy = [(entry["busy_ns"] / (entry["span_ns"] * max(1, len(entry["devices"]))), entry["label"])
-                for entry in self.figures if _knows_idle(entry)]  # fmt: skip
-        if len(busy) > 1:
-            low, high = min(busy), max(busy)
-            result.append(
-                Finding(3, f"The least busy of {len(busy)} recordings is {low[1]} ({share(low[0], 1)}), "
-                           f"the busiest {high[1]} ({share(high[0], 1)}).",
-                        ", ".join(f"{label} {share(part, 1)}" for part, label in busy[:16]))
-            )  # fmt: skip
-        talk = [(ns, label) for ns, label in zip(self.collective, self.labels, strict=True) if ns]
-        if len(talk) > 1 and max(talk)[0] > 1.2 * min(talk)[0]:
-            result.append(
-                Finding(
-                    3,
-                    f"{min(talk)[1]} spends the least time in collectives, so the other ranks probably wait for it.",
-                    ", ".join(f"{label} {duration(ns)}" for ns, label in talk[:16]),
-                    "look at what this rank does before its collectives",
-                    "warn",
-                )
-            )
-        for label, found in self.findings:
-            for finding in found:
-                if finding.status in ("warn", "fail", "unknown"):
-                    finding.sentence = f"{label}: {finding.sentence}"
-                    result.append(finding)
-        return result
+    def _figures(self) -> dict[str, Any]:
+        if not self.recordings:
+            return _nothing()
+        return self.recordings[0].figures if len(self.recordings) == 1 else _sum(self.recordings)
+
+    def _states(self) -> list[LayerState]:
+        """Layers 8 to 1, with what lies beside the recordings."""
+        each = [kept.states for kept in self.recordings]
+        states = layers.only_beside() if not each else each[0] if len(each) == 1 else layers.combine(each)
+        return [_joined(state, self.beside[state.layer]) if state.layer in self.beside else state for state in states]
+
+    def _findings(self) -> list[Finding]:
+        """Of one recording all; of several what is across them, and what is worth a warning in each."""
+        if len(self.recordings) == 1:
+            return [*self.recordings[0].findings, *self.more]
+        lanes = [
+            replace(finding, sentence=f"{kept.label}: {finding.sentence}")
+            for kept in self.recordings
+            for finding in kept.findings
+            if finding.status in ("warn", "fail", "unknown")
+        ]
+        return [*_across(self.recordings), *lanes, *self.more]
+
+    def _steps(self) -> list[dict[str, Any]]:
+        if len(self.recordings) == 1:
+            return self.recordings[0].steps
+        return [{"lane": kept.label, **entry} for kept in self.recordings for entry in kept.steps]
+
+    def _source(self) -> dict[str, Any]:
+        if len(self.sources) == 1:
+            return self.sources[0]
+        return {"files": self.sources, "events": sum(source["events"] for source in self.sources)}
+
+    def _attributes(self, total: dict[str, Any], whole: str) -> dict[str, Any]:
+        """Of the trace's root."""
+        return {
+            "tokentrace.pass": "import",
+            "tokentrace.import.whole": whole,
+            "tokentrace.import.files": [source["file"] for source in self.sources][:64],
+            "tokentrace.import.clock": ", ".join(sorted({source["clock"] for source in self.sources})),
+            **{f"tokentrace.import.{key}": total[key] for key in COUNTED if key != "kernel_sum_ns"},
+        }
+
+
+def _across(recordings: Sequence[Kept]) -> Iterator[Finding]:
+    """What only several recordings together tell."""
+    busy = [(kept.figures["busy_ns"] / (kept.figures["span_ns"] * max(1, len(kept.figures["devices"]))), kept.label)
+            for kept in recordings if _knows_idle(kept.figures)]  # fmt: skip
+    if len(busy) > 1:
+        low, high = min(busy), max(busy)
+        yield Finding(
+            3,
+            f"The least busy of {len(busy)} recordings is {low[1]} ({share(low[0], 1)}), "
+            f"the busiest {high[1]} ({share(high[0], 1)}).",
+            ", ".join(f"{label} {share(part, 1)}" for part, label in busy[:16]),
+        )
+    talk = [(kept.collective_ns, kept.label) for kept in recordings if kept.collective_ns]
+    if len(talk) > 1 and max(talk)[0] > 1.2 * min(talk)[0]:
+        yield Finding(
+            3,
+            f"{min(talk)[1]} spends the least time in collectives, so the other ranks probably wait for it.",
+            ", ".join(f"{label} {duration(ns)}" for ns, label in talk[:16]),
+            "look at what this rank does before its collectives",
+            "warn",
+        )
 
 
 COUNTED = (
@@ -172,13 +208,14 @@ def _joined(recorded: LayerState, beside: LayerState) -> LayerState:
     return LayerState(recorded.layer, facts=facts)
 
 
-def _sum(each: list[dict[str, Any]], kernels: list[tuple[str, int, int]]) -> dict[str, Any]:
-    """Figures of several recordings: counts and busy time add up; so does the span, one for each recording. `kernels`
-    are all of theirs by name: the leaders of the whole need not lead in any one of them."""
+def _sum(recordings: Sequence[Kept]) -> dict[str, Any]:
+    """Figures of several recordings: counts and busy time add up; so does the span, one for each recording. The
+    leaders of the whole need not lead in any one of them."""
+    each = [kept.figures for kept in recordings]
     total: dict[str, Any] = {key: sum(entry[key] for entry in each) for key in COUNTED}
     single = all(len(entry["devices"]) == 1 and _knows_idle(entry) for entry in each)
     total["idle_share"] = figures.idle(total["busy_ns"], total["span_ns"]) if single else None
-    total["top_kernels"] = figures.top(kernels)
-    total["devices"] = [{"lane": entry["label"], **device} for entry in each for device in entry["devices"]]
-    total["lanes"] = each
+    total["top_kernels"] = figures.top(entry for kept in recordings for entry in kept.kernels)
+    total["devices"] = [{"lane": kept.label, **device} for kept in recordings for device in kept.figures["devices"]]
+    total["lanes"] = [{"label": kept.label, **kept.figures} for kept in recordings]
     return total

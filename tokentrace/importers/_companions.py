@@ -112,7 +112,7 @@ class Companions:
 
 def _device_of(collected: Collected, dump: PowerDump) -> str | None:
     """The dump's device on which the recording's steps ran; None where that is not sure."""
-    ran = {str(device["device"]) for figures in collected.figures for device in figures["devices"]}
+    ran = {str(device["device"]) for kept in collected.recordings for device in kept.figures["devices"]}
     if len(collected.labels) != 1 or len(ran) != 1:
         return None
     if len(dump.devices) == 1:

@@ -8,7 +8,7 @@ import numpy as np
 
 from tokentrace import gpu_events
 from tokentrace.importers import host
-from tokentrace.importers._analysis import WORTH_SAYING, Analysis
+from tokentrace.importers._analysis import RECORDING, WORTH_SAYING, Analysis
 from tokentrace.importers.measures import Gap, Measures
 from tokentrace.probe import Finding
 from tokentrace.wording import duration, share
@@ -39,16 +39,18 @@ def before_the_first(found: Analysis) -> Iterator[Finding]:
         yield Finding(
             3,
             f"No work of the GPU is recorded for the first {duration(first - begin)}, {share(first - begin, span)} of "
-            f"the recording, though the first was handed to it after {duration(queued - begin)}: it was still busy "
-            "with what came before the recording, or waited for another stream.",
+            f"{found.whole}, though the first was handed to it after {duration(queued - begin)}: it was still busy "
+            f"with what came before {found.whole}, or waited for another stream.",
             f"{_name(found, call)} returned {duration(first - took)} before its work began; {evidence}",
             "do not read this time as idle; record the steps before as well",
             "unknown",
         )
         return
+    # A part of a recording does not hold the kernel that was running when the part began.
+    nothing = "The GPU ran nothing" if found.whole == RECORDING else "The GPU began nothing"
     yield Finding(
         3,
-        f"The GPU ran nothing for the first {duration(first - begin)}, {share(first - begin, span)} of the recording; "
+        f"{nothing} for the first {duration(first - begin)}, {share(first - begin, span)} of {found.whole}; "
         f"its first work was launched after {duration(queued - begin)}.",
         evidence,
         "look at what the host prepares before the first launch",
@@ -74,7 +76,7 @@ def gaps(found: Analysis) -> Iterator[Finding]:
     if gap.waiting_ns > gap.length_ns // 2:
         yield Finding(
             3,
-            f"{where}, {before}; the host waited for a device then, for work that is not in the recording.",
+            f"{where}, {before}; the host waited for a device then, for work that is not in {found.whole}.",
             f"host: {shares}; {_gap_list(measures)}",
             "record the steps before as well, or look at the other devices",
             "unknown",

@@ -25,7 +25,7 @@ from tokentrace.importers import (
     spans,
     steps,
 )
-from tokentrace.importers._analysis import Analysis
+from tokentrace.importers._analysis import RECORDING, STEP, WINDOW, Analysis
 from tokentrace.importers._collect import Collected, Imported
 from tokentrace.importers._companions import SHARE, Companions
 from tokentrace.importers.columns import Array, Events
@@ -81,7 +81,8 @@ def load(
             if not from_folder:
                 raise
             refused.append(str(error))
-    collected = Collected()
+    whole = STEP if step is not None else WINDOW if window is not None else RECORDING
+    collected = Collected(whole)
     builder = spans.Builder(
         len(recordings) if rank is None else 1, "/".join(file.name for file in files), SHARE if len(beside) else 0
     )
@@ -91,7 +92,7 @@ def load(
             if rank is not None and _rank(file, events) != rank:
                 collected.other_ranks.append(_rank(file, events))
                 continue
-            found = analyse(events, step)
+            found = analyse(events, step, whole)
         except UsageError as error:
             if not from_folder:
                 raise
@@ -105,12 +106,12 @@ def load(
     beside.join(builder, collected)
     for text in refused:
         collected.lost.add(0, text)
-    whole = "the recording" if window is None and step is None else "the window" if step is None else "the step"
-    return collected.finish(builder, whole)
+    return collected.finish(builder)
 
 
-def analyse(events: Events, step: int | None = None) -> Analysis:
-    """Join, measure and count one recording; with `step`, that step alone. Raises UsageError for an unknown step."""
+def analyse(events: Events, step: int | None = None, whole: str = RECORDING) -> Analysis:
+    """Join, measure and count one recording; with `step`, that step alone. `whole`: what the findings call it. Raises
+    UsageError for an unknown step."""
     joined = join.join(events)
     found = steps.find(events, joined)
     if step is not None:
@@ -133,6 +134,7 @@ def analyse(events: Events, step: int | None = None) -> Analysis:
         step_figures=per_step,
         operators=host.operators(events, joined, tree),
         layer=layer,
+        whole=whole,
     )
 
 

@@ -10,7 +10,8 @@ from tokentrace import gpu_events
 from tokentrace.importers import _device_findings as device
 from tokentrace.importers import _gap_findings as of_gaps
 from tokentrace.importers import _host_findings as of_host
-from tokentrace.importers._analysis import Analysis
+from tokentrace.importers._analysis import RECORDING, WINDOW, Analysis
+from tokentrace.importers.columns import LOOK_BACK_NS
 from tokentrace.probe import Finding
 from tokentrace.wording import duration, plural
 
@@ -19,9 +20,17 @@ def findings(found: Analysis) -> list[Finding]:
     """In the order to read them: what is missing, how busy the device was, why it was not, then who took the time."""
     result: list[Finding] = []
     for part in (
-        *(_lost, _missing, device.busy, device.copies, device.launch_bound, device.clocks, of_gaps.before_the_first),
-        *(of_gaps.gaps, device.waits, device.memory, of_host.host_time, device.graphs, device.collectives, of_host.jit),
-        *(of_host.operators, device.kernels, _steps),
+        *(_lost, _no_kernels, _whole_graphs, _orphans, _captured, device.busy, device.copies, device.launch_bound),
+        *(
+            device.clocks,
+            of_gaps.before_the_first,
+            of_gaps.gaps,
+            device.waits,
+            device.memory,
+            of_host.host_time,
+            device.graphs,
+        ),
+        *(device.collectives, of_host.jit, of_host.operators, device.kernels, _steps),
     ):
         result += part(found)
     return result
@@ -39,21 +48,22 @@ def _lost(found: Analysis) -> Iterator[Finding]:
         )
 
 
-def _missing(found: Analysis) -> Iterator[Finding]:
-    figures, events, joined = found.figures, found.events, found.joined
+def _no_kernels(found: Analysis) -> Iterator[Finding]:
+    """Why no kernel is there, where none is."""
+    figures, events = found.figures, found.events
+    if figures["kernels"]:
+        return
     operators = int((events.kind == gpu_events.OPERATOR).sum())
-    damaged = events.lost.tears(len(events))
-    traces = events.facts.get("graph_traces")
-    if figures["kernels"] == 0 and (figures["launches"] or operators) and damaged:
+    if (figures["launches"] or operators) and events.lost.tears(len(events)):
         yield Finding(
             4,
-            "Whether the device ran anything cannot be told: no kernel is in what is left of the recording.",
+            f"Whether the device ran anything cannot be told: no kernel is in what is left of {found.whole}.",
             f"{plural(operators, 'operator')}, {plural(figures['launches'], 'launch', 'launches')}, 0 kernels; "
             + "; ".join(events.lost.reasons),
             "record again and let the profiler finish writing",
             "unknown",
         )
-    elif figures["kernels"] == 0 and figures["launches"] and not found.measures.captured and not traces:
+    elif figures["launches"] and not found.measures.captured and not events.facts.get("graph_traces"):
         yield Finding(
             4,
             "Launches were seen but their kernels were not recorded: the profiler was blind to the device.",
@@ -62,33 +72,41 @@ def _missing(found: Analysis) -> Iterator[Finding]:
             "(--cap-add SYS_ADMIN or NVreg_RestrictProfilingToAdminUsers=0), and that ProfilerActivity.CUDA is on",
             "fail",
         )
-    elif figures["kernels"] == 0 and not len(joined.runtime) and operators:
-        devices = events.facts.get("devices") or []
-        # The collectives' backend gives a device away too: nccl (and rccl under that name) runs on GPUs only.
-        sign = f"{len(devices)} × {devices[0]}" if devices else ""
-        if not sign and "nccl" in str(events.facts.get("backend", "")):
-            sign = "its collectives use nccl"
-        if sign:
-            yield Finding(
-                4,
-                "Only the host was recorded: the file tells of a device, but holds neither launches nor kernels.",
-                f"{operators:,} operators; {sign}",
-                "record with ProfilerActivity.CUDA as well, or take the file of a rank whose device was recorded",
-                "unknown",
-            )
-        else:
-            yield Finding(
-                5,
-                "The model ran on the CPU, or its device was not recorded: operators, but no launch and no kernel.",
-                f"{operators:,} operators, 0 launches, 0 kernels",
-                "move the model to the device (model.to('cuda')), or record with ProfilerActivity.CUDA if it was there",
-                "warn",
-            )
-    elif figures["kernels"] == 0 and not operators and not figures["launches"]:
-        yield Finding(4, "The recording holds neither operators nor launches nor kernels.",
-                      f"{events.total_events:,} events of other kinds", "record with torch.profiler, nsys or rocprofv3",
-                      "unknown")  # fmt: skip
-    if traces:
+    elif operators and not len(found.joined.runtime):
+        yield _host_only(found, operators)
+    elif not operators and not figures["launches"]:
+        count = events.total_events if found.whole == RECORDING else len(events)
+        yield Finding(4, f"{found.whole.capitalize()} holds neither operators nor launches nor kernels.",
+                      f"{plural(count, 'event')} of other kinds",
+                      "record with torch.profiler, nsys or rocprofv3", "unknown")  # fmt: skip
+
+
+def _host_only(found: Analysis, operators: int) -> Finding:
+    events = found.events
+    devices = events.facts.get("devices") or []
+    # The collectives' backend gives a device away too: nccl (and rccl under that name) runs on GPUs only.
+    sign = f"{len(devices)} × {devices[0]}" if devices else ""
+    if not sign and "nccl" in str(events.facts.get("backend", "")):
+        sign = "its collectives use nccl"
+    if sign:
+        return Finding(
+            4,
+            "Only the host was recorded: the file tells of a device, but holds neither launches nor kernels.",
+            f"{operators:,} operators; {sign}",
+            "record with ProfilerActivity.CUDA as well, or take the file of a rank whose device was recorded",
+            "unknown",
+        )
+    return Finding(
+        5,
+        "The model ran on the CPU, or its device was not recorded: operators, but no launch and no kernel.",
+        f"{operators:,} operators, 0 launches, 0 kernels",
+        "move the model to the device (model.to('cuda')), or record with ProfilerActivity.CUDA if it was there",
+        "warn",
+    )
+
+
+def _whole_graphs(found: Analysis) -> Iterator[Finding]:
+    if traces := found.events.facts.get("graph_traces"):
         yield Finding(
             3,
             f"{traces:,} graph executions were recorded as a whole; the kernels in them are missing from all figures.",
@@ -96,8 +114,16 @@ def _missing(found: Analysis) -> Iterator[Finding]:
             "record with 'nsys profile --cuda-graph-trace=node'",
             "warn",
         )
+
+
+def _orphans(found: Analysis) -> Iterator[Finding]:
+    """Kernels without a call. Calls are looked for in the recording, also where only a part of it is looked at."""
+    figures, events, joined = found.figures, found.events, found.joined
     orphans = figures["orphan_kernels"]
-    if orphans and orphans == figures["kernels"]:
+    if not orphans:
+        return
+    if orphans == figures["kernels"]:
+        damaged = events.lost.tears(len(events))
         yield Finding(
             3,
             f"No launch {'is left in the recording' if damaged else 'was recorded'}, so nothing can be said about who "
@@ -106,29 +132,35 @@ def _missing(found: Analysis) -> Iterator[Finding]:
             "record again" if damaged else "record runtime calls too (rocprofv3 --hip-trace, nsys -t cuda)",
             "unknown",
         )
-    elif orphans:
-        orphan_rows = joined.kernels[joined.call_of < 0]
-        owned = joined.kernels[joined.call_of >= 0]
-        early = int((events.start[orphan_rows] < events.start[owned].min()).sum())
-        why = (
-            "they were queued before the recording began" if early == orphans else "their launches are not in the file"
-        )
+        return
+    rows = joined.kernels[joined.call_of < 0]
+    owned = joined.kernels[joined.call_of >= 0]
+    # The first kernels of a part need not be the first of the recording.
+    early = found.whole == RECORDING and bool((events.start[rows] < events.start[owned].min()).all())
+    why = "they were queued before the recording began" if early else "their launches are not in the file"
+    windowed = found.whole == WINDOW
+    yield Finding(
+        3,
+        f"{orphans:,} of {figures['kernels']:,} kernels have no launch in the recording: {why}.",
+        f"together {duration(int((events.end - events.start)[rows].sum()))}; they count as busy time"
+        + (f"; launches were looked for up to {duration(LOOK_BACK_NS)} before the window" if windowed else ""),
+        "" if early else "start the profiler before, and stop it after, a synchronisation",
+        "ok",
+    )
+
+
+def _captured(found: Analysis) -> Iterator[Finding]:
+    figures, launch_of = found.figures, found.joined.launch_of
+    if not found.measures.captured or figures["launches"] <= figures["matched"]:
+        return
+    unmatched = figures["launches"] - len(np.unique(launch_of[launch_of >= 0]))
+    if unmatched > 0:
         yield Finding(
             3,
-            f"{orphans:,} of {figures['kernels']:,} kernels have no launch in the recording: {why}.",
-            f"together {duration(int((events.end - events.start)[orphan_rows].sum()))}; they count as busy time",
-            "" if early == orphans else "start the profiler before, and stop it after, a synchronisation",
-            "ok",
+            f"{unmatched:,} launches were captured into a graph and ran nothing: this is no normal step.",
+            f"{figures['launches']:,} launches, {figures['kernels']:,} kernels",
+            "for times, record a step in which the graph is replayed",
         )
-    if found.measures.captured and figures["launches"] > figures["matched"]:
-        unmatched = figures["launches"] - len(np.unique(joined.launch_of[joined.launch_of >= 0]))
-        if unmatched > 0:
-            yield Finding(
-                3,
-                f"{unmatched:,} launches were captured into a graph and ran nothing: this is no normal step.",
-                f"{figures['launches']:,} launches, {figures['kernels']:,} kernels",
-                "for times, record a step in which the graph is replayed",
-            )
 
 
 def _steps(found: Analysis) -> Iterator[Finding]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from tokentrace.report import KEPT, FindingRow, Report, build
 
 if TYPE_CHECKING:
-    from tokentrace.importers._collect import Imported
     from tokentrace.model import Trace
     from tokentrace.probe import Finding, LayerState
 
@@ -65,13 +64,9 @@ def keep_also(trace: Trace, findings: Sequence[Finding]) -> None:
     _store(trace, kept)
 
 
-def as_report(imported: Imported, files: Sequence[str] = ()) -> Report:
-    """The report of an import; `files` are named in it."""
-    return of_trace(imported.trace, files)
-
-
 def of_trace(trace: Trace, files: Sequence[str] = ()) -> Report:
-    """The report of a trace, with what an importer kept in it; of any other trace that of its spans."""
+    """The report of a trace, with what an importer kept in it; of any other trace that of its spans. `files` are named
+    in it."""
     report = build(trace)
     report.files = list(files)
     kept = _kept(trace)
@@ -82,7 +77,6 @@ def of_trace(trace: Trace, files: Sequence[str] = ()) -> Report:
         return report
     report.findings = kept.findings
     report.whole = kept.whole
-    report.slowest = report.slowest.replace("of the recording", f"of {kept.whole}") if kept.whole else report.slowest
     _take_figures(report, kept, trace)
     return report
 

@@ -63,4 +63,5 @@ def _most(report: Report) -> str:
     if not title or not own[title]:
         return ""
     title_text = title[:1].upper() + title[1:]
-    return f"{title_text} took the most: {duration(own[title])}, {share(own[title], report.wall_ns)} of the recording."
+    whole = report.whole or "the recording"
+    return f"{title_text} took the most: {duration(own[title])}, {share(own[title], report.wall_ns)} of {whole}."
