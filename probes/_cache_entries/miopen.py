@@ -73,6 +73,9 @@ def state(folder: str, bounds: Bounds) -> State:
         except (sqlite3.Error, ValueError) as error:
             found.complete, found.problem = False, found.problem or _why(path, error)
     for path in files.problems:
+        if bounds.over():
+            found.complete = False
+            break
         now.lines[path] = frozenset(map(hash, keys_of(head(path, MAX_TEXT_BYTES))))
     now.complete, now.problem = found.complete, found.problem
     return now
@@ -93,6 +96,9 @@ def since(before: State, folder: str, told: str, bounds: Bounds) -> Entries:
         except (sqlite3.Error, ValueError) as error:
             found.complete, found.problem = False, found.problem or _why(path, error)
     for path in files.problems:
+        if bounds.over():
+            found.complete = False
+            break
         if path not in before.lines and not before.complete:
             continue
         known = before.lines.get(path, frozenset())

@@ -54,7 +54,7 @@ class Use:
 
     compiler: str
     path: str
-    held: int = 0
+    held: int | None = None
     complete: bool = True
     miss: int | None = 0
     miss_ns: int = 0
@@ -142,7 +142,9 @@ class CacheWatch:
             found = miopen.since(before, self._here(folder), folder.path, Bounds())
         else:
             found = _READERS[folder.compiler](self._here(folder), folder.path, Bounds())
-        use.complete, use.held = found.complete, len(found.entries)
+        use.complete = found.complete
+        if folder.compiler not in _MIOPEN:  # of MIOpen only what is new is read
+            use.held = len(found.entries)
         if not found.complete:
             use.note = found.problem or "it is too large to be looked through"
         return found.entries

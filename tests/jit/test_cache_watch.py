@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ pytestmark = needs_ninja
 class Serving:
     """A server and the way to its agent. One pass at a time."""
 
-    def __init__(self, home: Path, sockets: Path, **variables: str) -> None:
+    def __init__(self, home: Path, sockets: Path, within: Sequence[str] = (), **variables: str) -> None:
         self.socket = sockets / "agent.sock"
         environment = {
             **os.environ,
@@ -40,7 +40,7 @@ class Serving:
             **variables,
         }
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "cache_server.py"), str(self.socket)],
+            [*within, sys.executable, str(HERE / "cache_server.py"), str(self.socket)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -218,6 +218,30 @@ def test_the_kernel_tells_the_servers_pid_libraries_and_start(tmp_path: Path, so
         assert serving.environment(pid, ["HOME", "UNSET"]) == {"HOME": str(tmp_path)}
     assert server.agent.pid_here == 0, "a closed connection tells no pid"
     assert serving.libraries(pid) is None and serving.environment(pid, ["HOME"]) == {}
+
+
+def test_a_server_in_namespaces_of_its_own_is_looked_at_in_them(tmp_path: Path, sockets: Path) -> None:
+    """As in a container: its folder is mounted for it alone, and it calls itself process 1."""
+    within = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
+    inside = tmp_path / "seen_inside"
+    inside.mkdir()
+    kept = tmp_path / "kept"
+    (kept / "home").mkdir(parents=True)
+    script = f'mount --bind "{kept}" "{inside}" && mount -t proc proc /proc && exec "$@"'
+    started = [*within, "sh", "-c", script, "sh"]
+    if subprocess.run([*started, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces may be made here")
+    outside = build(write_module(kept / "home", "prefill"))
+    wait_for_the_clock(outside)
+    with Serving(inside / "home", sockets, started) as server:
+        assert server.agent.process == "1" and server.agent.pid_here > 1
+        assert serving.root_of(server.agent.pid_here)[0] == f"/proc/{server.agent.pid_here}/root"
+        server.begin()
+        server.load(inside / "home" / outside.relative_to(kept / "home"))
+        assert server.end() == []
+        use = server.use("FlashInfer")
+        assert (use["path"], use["hit"], use["loaded"]) == (str(inside / "home/.cache/flashinfer"), 1, 0)
+    assert not any(inside.iterdir()), "the folder was mounted for us too, so that nothing was shown"
 
 
 def test_without_a_pass_before_it_nothing_is_said(tmp_path: Path, sockets: Path) -> None:
