@@ -6,8 +6,12 @@ layer is idle, says why, and still tells how the caches stand (`state.facts["cac
 tell hits and misses by their files only (FlashInfer, DeepGEMM, CUDA, HIP, MIOpen, torch extensions) are looked at
 before and after the pass: `state.facts["cache_use"]`, see `_cache_entries`; their spans have `source` "files".
 
+What vLLM's JIT monitor reports (Triton, CuTeDSL, TileLang) was compiled after its warm-up and held the requests up: it
+has `after_warmup`, and layer 2 says so. Where only the report is known, `compile X` is an instant without a length.
+
 Attributes: tokentrace.jit.compiler, .phase, .compile_id, .compile_ms, .key, .result, .cache, .saved_ms (what the hit
-saved, as the compiler reckons it), .function, .reason (why it recompiled, failed or bypassed the cache), .cache_dir.
+saved, as the compiler reckons it), .function, .reason (why it recompiled, failed or bypassed the cache), .cache_dir,
+.after_warmup, .detail (what vLLM's monitor tells with --jit-monitor-verbose).
 """
 
 from __future__ import annotations
@@ -16,8 +20,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tokentrace.model import Attributes, Record
-from tokentrace.probe import Finding, LayerState, ProbeContext, Raw
+from tokentrace.model import STATUS_ERROR, STATUS_UNSET, Attributes, Record
+from tokentrace.probe import Columns, Finding, LayerState, ProbeContext, Raw
 from tokentrace.probes._agent import FIX, AgentProbe, unseen_from_outside
 from tokentrace.probes._cache_entries import told
 from tokentrace.probes._cache_entries.watch import CacheWatch
@@ -53,9 +57,7 @@ class JitProbe(AgentProbe):
 
     def collect(self, context: ProbeContext) -> Iterable[Record]:
         agent = context.need_agent(FIX)
-        header: dict[str, Any] = {}
-        for columns in agent.columns(GROUP):
-            header.update(columns.header)
+        header = _header(agent.columns(GROUP))
         folders = _folders(self._watch, header.get("environment") or {})
         where = {folder.compiler: folder.path for folder in folders}
         first, last = window(context)
@@ -77,13 +79,17 @@ class JitProbe(AgentProbe):
         self.state.facts["findings"] = [
             finding.sentence for finding in map(cache_finding, folders) if finding.status in ("warn", "fail")
         ]
+        self.state.facts["findings"] += late_sentences(raws)
         return records
 
     def _conclude(self, context: ProbeContext, raws: list[Raw], header: Mapping[str, Any]) -> None:
         facts = self.state.facts
         outermost = [r for r in raws if r.name == "compile" and r.data.get("depth") == 0]
+        untimed = [r for r in raws if r.name == "report" and r.data.get("depth") == 0 and not r.data.get("refused")]
         looked_up = [r for r in raws if r.name == "cache"]
-        facts["compilations"] = len(outermost)
+        facts["compilations"] = len(outermost) + len(untimed)
+        if untimed:
+            facts["compilations_of_unknown_length"] = len(untimed)
         facts["compile_ns"] = sum(r.end_ns - r.start_ns for r in outermost)
         for result in ("hit", "miss", "bypass", "disabled"):
             facts[f"cache_{result}"] = sum(r.data.get("result") == result for r in looked_up)
@@ -101,11 +107,38 @@ class JitProbe(AgentProbe):
                 notes.append("nothing was compiled; which hooks were in place was not reported")
             else:
                 notes.append("eager: nothing to compile")
+        notes += self._monitor(context, raws)
         if missing:
             notes.append(f"this version lacks {', '.join(missing)}, so what passes there is not seen")
         if errors:
             notes.append(f"{len(errors)} events could not be read ({errors[0]})")
         self.state.reason = "; ".join(notes)
+
+    def _monitor(self, context: ProbeContext, raws: Sequence[Raw]) -> list[str]:
+        """How vLLM's JIT monitor stands; empty where the engine has none, or the layer has more to tell."""
+        told = context.agent.facts().get("jit_monitor") if context.agent is not None else None
+        if not isinstance(told, Mapping):
+            return []
+        mode = f" ({told['mode']})" if told.get("mode") else ""
+        self.state.facts["jit_monitor"] = f"{told.get('state')}{mode}"
+        if told.get("state") == "active":
+            return ["vLLM's JIT monitor is active and reported nothing"] if not raws else []
+        unwatched = [str(one) for one in told.get("unwatched") or ()]
+        if not unwatched:
+            return []
+        return [f"what {listed(unwatched)} may compile is not seen: vLLM's JIT monitor is not active"]
+
+
+def _header(of_processes: Sequence[Columns]) -> dict[str, Any]:
+    """What the processes say of their hooks, as one."""
+    header: dict[str, Any] = {}
+    for columns in of_processes:
+        for name, value in columns.header.items():
+            if isinstance(value, list):
+                header[name] = list(dict.fromkeys([*header.get(name, ()), *value]))
+            else:
+                header[name] = value
+    return header
 
 
 def _compiles(context: ProbeContext) -> bool | None:
@@ -135,7 +168,19 @@ def _record(raw: Raw, where: Mapping[str, str]) -> Record | None:
     folder = where.get(_FOLDER_OF.get(compiler, ""))
     if folder:
         attributes["tokentrace.jit.cache_dir"] = folder
-    if raw.name == "compile":
+    if data.get("after_warmup"):
+        attributes["tokentrace.jit.after_warmup"] = True
+    if data.get("detail"):
+        attributes["tokentrace.jit.detail"] = data["detail"]
+    status, message = STATUS_UNSET, ""
+    if raw.name == "report":
+        name = f"compile {data.get('phase') or compiler or 'unknown'}"
+        attributes["tokentrace.jit.length"] = "unknown: vLLM's JIT monitor reports a compilation before it begins"
+        if data.get("refused"):
+            name = f"compile refused {data.get('phase') or compiler}"
+            attributes["tokentrace.jit.length"] = "none: --jit-monitor-mode error ended the step instead"
+            status, message = STATUS_ERROR, "vLLM was told to fail on a compilation after its warm-up"
+    elif raw.name == "compile":
         name = f"compile {data.get('phase') or compiler or 'unknown'}"
         attributes["tokentrace.jit.compile_ms"] = (raw.end_ns - raw.start_ns) / 1e6
         if data.get("unfinished"):
@@ -148,9 +193,36 @@ def _record(raw: Raw, where: Mapping[str, str]) -> Record | None:
             attributes["tokentrace.jit.saved_ms"] = data["saved_ns"] / 1e6
     else:
         return None
-    return Record(
-        name, LAYER, raw.start_ns, raw.end_ns, attributes, process=raw.process, thread=raw.thread, join="time"
-    )
+    return Record(name, LAYER, raw.start_ns, raw.end_ns, attributes, process=raw.process, thread=raw.thread,
+                  join="time", status=status, status_message=message)  # fmt: skip
+
+
+_COMPILERS = {"triton": "Triton", "cutedsl": "CuTeDSL", "tilelang": "TileLang"}
+_WARM = "send it such a request after each start, or extend its warm-up to this shape"
+
+
+def late_sentences(raws: Sequence[Raw]) -> list[str]:
+    """What was compiled after vLLM's warm-up was over, or refused then; without a full stop."""
+    late = [raw for raw in raws if raw.data.get("after_warmup") and raw.name in ("compile", "report")]
+    made, refused = ([raw for raw in late if bool(raw.data.get("refused")) is one] for one in (False, True))
+    found = []
+    if made:
+        spent = sum(raw.end_ns - raw.start_ns for raw in made if raw.data.get("depth") == 0)
+        untimed = any(raw.name == "report" for raw in made)
+        took = f", which took {'at least ' * untimed}{duration(spent)}" if spent else ", for an unknown time"
+        verb = "were" if len(made) > 1 else "was"
+        found.append(f"{plural(len(made), 'kernel')} {verb} compiled after vLLM's warm-up was over, a spike in latency"
+                     f"{took} ({_named(made)}): {_WARM}")  # fmt: skip
+    if refused:
+        found.append(f"--jit-monitor-mode error ended {plural(len(refused), 'step')} because of a compilation after "
+                     f"vLLM's warm-up ({_named(refused)}): {_WARM}")  # fmt: skip
+    return found
+
+
+def _named(raws: Sequence[Raw]) -> str:
+    names = [f"{raw.data.get('phase') or 'unknown'} by {_COMPILERS.get(str(raw.data.get('compiler')), 'unknown')}"
+             for raw in raws]  # fmt: skip
+    return listed(list(dict.fromkeys(names)))
 
 
 def caches_text(folders: Sequence[CacheFolder]) -> str:

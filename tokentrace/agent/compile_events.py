@@ -10,6 +10,8 @@ the time of every lowering stage and whether the file cache had it; `knobs.runti
 which gives the begin. Hooks that are there already are called as before. The listener has been run with Triton 3.5.1
 compiling for a GPU that was not there; no GPU has run `jit_cache_hook`.
 
+vLLM's JIT monitor, which also sees CuTeDSL and TileLang: see `jit_monitor`.
+
 Records: "compile" (a stretch) and "cache" (an instant), see `_Torch` and `_Triton` for their fields. A compilation that
 is still running when the group is switched off is recorded as unfinished up to that moment.
 """
@@ -27,6 +29,7 @@ from types import ModuleType
 from typing import Any
 
 from tokentrace.agent.core import Bulk, Emit
+from tokentrace.agent.jit_monitor import Monitor, is_active
 
 _CACHES = (  # name of the instant, what looked up
     ("fx_graph_cache_", "inductor", "fx graph"),
@@ -156,13 +159,15 @@ class _Torch:
 
 class _Triton:
     """Chains to Triton's hooks. compile: compiler "triton", phase (the kernel's name), stages_ns (stage -> ns), key.
-    cache: compiler "triton", cache "kernel", result, key, phase (the kernel's name), saved_ns None.
+    cache: compiler "triton", cache "kernel", result, key, phase (the kernel's name), saved_ns None. Both have
+    `after_warmup` where vLLM's monitor says that its warm-up is over.
     """
 
     module = "triton.knobs"
 
-    def __init__(self, emit: Emit) -> None:
+    def __init__(self, emit: Emit, monitor: Monitor) -> None:
         self._emit = emit
+        self._monitor = monitor
         self._began = threading.local()
         self._set: list[tuple[Any, str, Any, Any]] = []
         self._on = True
@@ -221,11 +226,16 @@ class _Triton:
             start = min(start, began)
         data = {"compiler": "triton", "cache": "kernel", "result": "hit" if hit else "miss", "key": key,
                 "phase": kernel, "saved_ns": None}  # fmt: skip
-        self._emit("cache", start, start, thread, data)
+        warm: dict[str, Any] = {}
+        if is_active():
+            warm["after_warmup"] = True
+            function = getattr(getattr(facts.get("src"), "fn", None), "fn", None)
+            self._monitor.recorded(_text(getattr(function, "__qualname__", "")))
+        self._emit("cache", start, start, thread, {**data, **warm})
         if not hit:
             stages = {str(name): int(us) * 1000 for name, us in getattr(times, "lowering_stages", None) or ()}
             made: dict[str, Any] = {"compiler": "triton", "phase": kernel, "key": key, "depth": 0, "stages_ns": stages}
-            self._emit("compile", start, now, thread, made)
+            self._emit("compile", start, now, thread, {**made, **warm})
 
 
 class _OnImport(MetaPathFinder):
@@ -273,10 +283,11 @@ class _After:
 
 
 class CompileWatch:
-    """Both hooks together: `start` wraps what is loaded and waits for the rest, `stop` puts everything back."""
+    """All hooks together: `start` wraps what is loaded and waits for the rest, `stop` puts everything back."""
 
     def __init__(self, emit: Emit) -> None:
-        self._hooks = (_Torch(emit), _Triton(emit))
+        monitor = Monitor(emit)
+        self._hooks = (_Torch(emit), _Triton(emit, monitor), monitor)
         self._installed: list[str] = []
         self._finder: _OnImport | None = None
 
@@ -302,7 +313,7 @@ class CompileWatch:
         for hook in self._hooks:
             hook.remove()
 
-    def _arrived(self, hook: _Torch | _Triton, module: ModuleType) -> None:
+    def _arrived(self, hook: _Torch | _Triton | Monitor, module: ModuleType) -> None:
         self._installed.append(hook.module)
         _guarded(hook.errors, hook.install, module)
 

@@ -8,7 +8,7 @@ import platform
 import sys
 from typing import Any
 
-from tokentrace.agent import vllm_names
+from tokentrace.agent import jit_monitor, vllm_names
 from tokentrace.agent.vllm_core import core
 from tokentrace.agent.vllm_worker import rank, works
 
@@ -24,6 +24,8 @@ def facts() -> dict[str, Any]:
         "versions": {"python": platform.python_version(), **_versions()},
         "runs_model": any(name in sys.modules for name in vllm_names.MODEL_MODULES),
     }
+    if told["runs_model"]:  # the others compile nothing
+        told["jit_monitor"] = jit_monitor.state()
     if here := rank():
         told["rank"] = here
     config = works.config or core.config

@@ -18,12 +18,14 @@ from typing import Any, NamedTuple
 
 
 class Name(NamedTuple):
-    """One place. `since` and `before` are versions like "0.18"; "" is no limit."""
+    """One place. `since` and `before` are versions like "0.18"; "" is no limit. `group` has it to itself; "" is for all
+    that share their hooks (`vllm_spine`)."""
 
     purpose: str
     target: str  # "module:Class.function"
     since: str = ""
     before: str = ""
+    group: str = ""
 
 
 _OPENAI = "vllm.entrypoints.openai"
@@ -70,6 +72,11 @@ NAMES: tuple[Name, ...] = (
     Name("forward", f"{_WORKER}.gpu_model_runner:GPUModelRunner._model_forward", "0.11"),
     Name("sample", "vllm.v1.sample.sampler:Sampler.forward"),
     Name("sample (runner V2)", f"{_WORKER}.gpu.sample.sampler:Sampler.__call__", "0.12"),
+    # --- what is compiled after the warm-up, see `jit_monitor`. It is there by these versions; an earlier one knew of
+    # Triton only, which has hooks of its own.
+    Name("jit report", "vllm.utils.jit_monitor:_handle_jit_event", "0.25", group="jit"),
+    Name("jit monitor", "vllm.utils.jit_monitor:activate", "0.25", group="jit"),
+    Name("jit CuTeDSL", "vllm.utils.jit_monitor:_MonitoredCuteCompile.__call__", "0.29", group="jit"),
 )
 #: In a process with one of these a model may run.
 MODEL_MODULES = (f"{_WORKER}.gpu_model_runner", f"{_WORKER}.gpu.model_runner")
@@ -112,8 +119,8 @@ def fits(name: Name, now: tuple[int, ...]) -> bool:
     return parsed(name.since) <= now and (not name.before or now < parsed(name.before))
 
 
-def purposes() -> list[str]:
-    return list(dict.fromkeys(name.purpose for name in NAMES))
+def purposes(group: str = "") -> list[str]:
+    return list(dict.fromkeys(name.purpose for name in NAMES if name.group == group))
 
 
 def identities() -> dict[str, int]:

@@ -154,7 +154,7 @@ def _vllm_targets(version: str) -> list[tuple[str, str]]:
             continue
         module = name.target.partition(":")[0]
         does = "api"
-        if module.startswith(("vllm.v1.worker", "vllm.v1.sample")):
+        if module.startswith(("vllm.v1.worker", "vllm.v1.sample")) or name.group == "jit":
             does = "worker"
         elif module == "vllm.v1.engine.core" or module.startswith(("vllm.v1.core", "vllm.v1.executor")):
             does = "engine"
