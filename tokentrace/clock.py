@@ -18,9 +18,6 @@ class ClockOffset:
     offset_ns: int = 0
     bound_ns: int = 0
 
-    def to_local(self, remote_ns: int) -> int:
-        return remote_ns + self.offset_ns
-
 
 def measure(remote_time_ns: Callable[[], int], rounds: int = 8) -> ClockOffset:
     """Ask the other side for its time a few times and keep the fastest answer (Cristian's algorithm).

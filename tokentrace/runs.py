@@ -80,11 +80,6 @@ def shown(run: Path) -> str:
     return run.name if run.parent.absolute() == folder().absolute() else shlex.quote(str(run))
 
 
-def entries() -> list[tuple[str, Report]]:
-    """(name, report) of every run, oldest first. A run without a readable report is left out."""
-    return [(name, report) for name, report in listing() if report is not None]
-
-
 def listing() -> list[tuple[str, Report | None]]:
     """(name, report) of everything in the folder of runs, oldest first; None for a report that cannot be read."""
     import orjson

@@ -48,12 +48,12 @@ def test_server_behind_a_prefix() -> None:
         server.on("GET", "/p/metrics", body_answer(b"a 1\n", "text/plain")).on("GET", "/p/v1/models", models("alpha"))
         seen = HttpServer(Endpoint.of(server.url + "/p/v1"))
         assert seen.get_text("/metrics") == "a 1\n" and seen.models() == ["alpha"]
-        assert seen.get_json("/v1/models")["data"][0]["id"] == "alpha"
+        assert '"alpha"' in seen.get_text("/v1/models")
 
 
 def test_server_failures_are_endpoint_errors() -> None:
     with ScriptedServer() as server:
-        server.on("GET", "/html", body_answer(b"<html>", "text/html")).on("GET", "/slow", Answer(200, {}, [WAIT]))
+        server.on("POST", "/html", body_answer(b"<html>", "text/html")).on("GET", "/slow", Answer(200, {}, [WAIT]))
         server.on("GET", "/long", Answer(200, {}, [b"x" * (1 << 20)] * 9))
         with ScriptedServer().on("GET", "/x", json_answer({})) as other:
             server.on("GET", "/away", Answer(302, {"Location": other.url + "/x"}, [], "length"))
@@ -63,7 +63,7 @@ def test_server_failures_are_endpoint_errors() -> None:
                     seen.get_text(path)
             assert other.connections == 0
         with pytest.raises(EndpointError):
-            seen.get_json("/html")
+            seen.post_json("/html", {})
         with pytest.raises(EndpointError):
             seen.get_text("/slow", timeout_s=0.3)
     with Refusing() as port, pytest.raises(EndpointError, match="nothing listens"):

@@ -261,9 +261,9 @@ def test_a_saved_trace_is_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("TOKENTRACE_DATA_DIR", str(tmp_path))
     with server_with(json_answer(WHOLE)) as server, tokentrace.trace("kept", save=True) as t:
         httpx.post(f"{server.url}/v1/chat/completions", json=STREAM)
-    ((name, report),) = runs.entries()
+    ((name, report),) = runs.listing()
     assert t.folder is not None and t.folder.name == name
-    assert report.trace_id == t.trace_id
+    assert report is not None and report.trace_id == t.trace_id
 
 
 def test_run_gives_the_same_kind_of_trace_and_raises_what_failed() -> None:

@@ -36,10 +36,6 @@ class HttpServer:
         """Body of a GET. Raises EndpointError when the answer is not 200 or longer than 8 MiB."""
         return self._ask("GET", path, b"", timeout_s).body.decode("utf-8", "replace")
 
-    def get_json(self, path: str, *, timeout_s: float = 2.0) -> Any:
-        """Parsed JSON answer of a GET. Raises EndpointError."""
-        return self._json(path, self._ask("GET", path, b"", timeout_s))
-
     def post_json(self, path: str, body: Mapping[str, Any], *, timeout_s: float = 5.0) -> Any:
         """Parsed JSON answer of a POST. Raises EndpointError when it is not there or not JSON."""
         return self._json(path, self._ask("POST", path, orjson.dumps(body), timeout_s))

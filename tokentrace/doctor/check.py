@@ -185,11 +185,6 @@ class Situation:
     def last(self) -> float:
         return self.deadline + GRACE_S
 
-    @property
-    def target_environ(self) -> Mapping[str, str]:
-        """The environment of what serves: the server's where it is known, else this one."""
-        return self.server_environ if self.server_environ is not None else self.environ
-
 
 Run = Callable[[Situation], Iterable[Result]]
 

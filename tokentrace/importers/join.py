@@ -116,12 +116,6 @@ def merged(start: Array, end: Array) -> tuple[Array, Array]:
     return start[fresh], end[np.concatenate((fresh[1:] - 1, [len(end) - 1]))]
 
 
-def inside(point: Array, start: Array, end: Array) -> Array:
-    """Bool per point: does it lie in one of these disjoint, ordered intervals (ends included)?"""
-    found: Array = holder(point, start, end) >= 0
-    return found
-
-
 def holder(point: Array, start: Array, end: Array) -> Array:
     """For each point, of intervals in order of start, the number of the one that began last before it, if that holds
     it (ends included); else -1."""
@@ -146,19 +140,6 @@ def overlap_ns(a: tuple[Array, Array], b: tuple[Array, Array]) -> int:
     both_start = np.concatenate((a[0], b[0]))
     both_end = np.concatenate((a[1], b[1]))
     return int((a[1] - a[0]).sum()) + int((b[1] - b[0]).sum()) - union_ns(both_start, both_end)
-
-
-def under_operator(events: Events, joined: Joined) -> Array:
-    """Bool per kernel: does the call that launched it start inside some operator of its own thread?"""
-    call = joined.call_of
-    result = np.zeros(len(call), np.bool_)
-    operators = events.rows(gpu_events.OPERATOR)
-    have = np.flatnonzero(call >= 0)
-    for track in np.unique(events.track[call[have]]).tolist():
-        mine = operators[events.track[operators] == track]
-        kernels = have[events.track[call[have]] == track]
-        result[kernels] = inside(events.start[call[kernels]], *merged(events.start[mine], events.end[mine]))
-    return result
 
 
 def nest(events: Events, rows: Array) -> tuple[Array, Array]:
