@@ -69,11 +69,7 @@ class JitProbe(AgentProbe):
         if compiled and self.state.status == "idle":
             self.state.status, self.state.reason = "seen", ""
         self.state.facts["caches"] = [folder.as_dict() for folder in folders]
-        self.state.facts["cache_use"] = [use.as_dict() for use in uses]
-        self.state.facts["cache_findings"] = [
-            {"sentence": one.sentence, "evidence": one.evidence, "fix": one.fix, "status": one.status}
-            for one in told.findings(uses, context.pass_name)
-        ]
+        self.state.facts.update(told.facts(uses, context.pass_name))
         done = told.line(uses)
         self.state.facts["tokentrace.jit.caches"] = f"{done}; {caches_text(folders)}" if done else caches_text(folders)
         self.state.facts["findings"] = [

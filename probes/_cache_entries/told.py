@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from tokentrace.probe import Finding
 from tokentrace.probes._cache_entries.watch import Use
@@ -15,6 +16,19 @@ _UNITS = {
 }  # fmt: skip
 _ACCOUNT = {"FlashInfer": ".ninja_log", "torch extensions": ".ninja_log", "DeepGEMM": "the times of its files"}
 _FIX = "send a request of this shape when the server starts, before users do, and keep {path} between starts"
+
+
+def facts(uses: Sequence[Use], pass_name: str) -> dict[str, Any]:
+    """For the state of layer 2: `cache_use`, and findings as plain values, apart those on the server's start."""
+    return {
+        "cache_use": [use.as_dict() for use in uses],
+        "cache_findings": _plain(findings(uses, pass_name)),
+        "cache_start_findings": _plain(of_the_start(uses)),
+    }
+
+
+def _plain(findings: Iterable[Finding]) -> list[dict[str, str]]:
+    return [{"sentence": f.sentence, "evidence": f.evidence, "fix": f.fix, "status": f.status} for f in findings]
 
 
 def line(uses: Sequence[Use]) -> str:
@@ -32,17 +46,25 @@ def line(uses: Sequence[Use]) -> str:
 
 
 def findings(uses: Sequence[Use], pass_name: str) -> list[Finding]:
-    """What compiling cost in this pass, what the caches saved in it, and both for the start of the server."""
+    """What compiling cost in this pass, and what the caches saved in it."""
     where = "during the request" if pass_name in ("", "once") else f"in the {pass_name} pass"
     found: list[Finding] = []
     for use in uses:
-        account = f"by {_ACCOUNT[use.compiler]}, in {use.path}" if use.compiler in _ACCOUNT else f"in {use.path}"
+        account = _account(use)
         if use.miss:
             evidence = f"{_named(use, 'miss')}, {account}"
             found.append(Finding(LAYER, _compiled(use, where), evidence, _FIX.format(path=use.path), "warn"))
         if use.hit:
             sentence = f"{_count(use.hit, use)} of {use.compiler} came from the cache {where}{_saved(use.saved_ns)}."
             found.append(Finding(LAYER, sentence, f"{_named(use, 'hit')}, {account}", "", "ok"))
+    return found
+
+
+def of_the_start(uses: Sequence[Use]) -> list[Finding]:
+    """The same for the time from the server's start to this pass; the first pass of a run is the one to ask."""
+    found: list[Finding] = []
+    for use in uses:
+        account = _account(use)
         if use.paid:
             sentence = (f"{_count(use.paid, use)} of {use.compiler} that the cache did not have "
                         f"{_were(use.paid)} compiled since the server started{_spent(use.paid_ns, 0)}.")  # fmt: skip
@@ -61,6 +83,11 @@ def _compiled(use: Use, where: str) -> str:
     if use.untimed == use.miss:
         return f"{use.compiler} compiled {count} {where} that its cache did not have; how long is not told."
     return f"{use.compiler} compiled {count} {where} that its cache did not have{_spent(use.miss_ns, use.untimed)}."
+
+
+def _account(use: Use) -> str:
+    """What the figures rest on."""
+    return f"by {_ACCOUNT[use.compiler]}, in {use.path}" if use.compiler in _ACCOUNT else f"in {use.path}"
 
 
 def _count(number: int, use: Use) -> str:

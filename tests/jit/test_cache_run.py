@@ -85,3 +85,4 @@ def test_the_cold_pass_pays_for_a_module_and_the_next_start_finds_it(
     assert not [span for span in second.trace.spans if span.name == "compile FlashInfer"]
     told = [finding.sentence for finding in second.report.findings]
     assert any("1 module of FlashInfer came from the cache in the cold pass, which saved" in one for one in told)
+    assert not any("server started" in one for one in told), "it was loaded in the cold pass, not before"

@@ -22,7 +22,7 @@ def key(name: str, took_ns: int | None, result: str = "miss") -> dict[str, Any]:
 
 def test_nothing_happened_nothing_is_said() -> None:
     quiet = [use(), use("CUDA", held=300, note="hits are not told by its files"), use("MIOpen", miss=None)]
-    assert told.line(quiet) == "" and told.findings(quiet, "cold") == []
+    assert told.line(quiet) == "" and told.findings(quiet, "cold") == told.of_the_start(quiet) == []
 
 
 def test_a_miss_names_the_longest_and_counts_the_rest() -> None:
@@ -64,7 +64,7 @@ def test_hits_and_what_the_start_paid_and_found() -> None:
     hit = use(
         hit=1, saved_ns=9 * S, keys=[key("decode", 9 * S, "hit")], paid=1, paid_ns=5 * S, found=3, found_ns=30 * S
     )
-    findings = told.findings([hit], "cold")
+    findings = [*told.findings([hit], "cold"), *told.of_the_start([hit])]
     assert [(f.sentence, f.status) for f in findings] == [
         ("1 module of FlashInfer came from the cache in the cold pass, which saved 9.00 s of compiling.", "ok"),
         ("1 module of FlashInfer that the cache did not have was compiled since the server started, 5.00 s.", "ok"),

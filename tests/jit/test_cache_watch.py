@@ -95,7 +95,8 @@ class Serving:
 
     @property
     def sentences(self) -> list[str]:
-        return [one["sentence"] for one in self.probe.state.facts["cache_findings"]]
+        facts = self.probe.state.facts
+        return [one["sentence"] for one in [*facts["cache_findings"], *facts["cache_start_findings"]]]
 
 
 @pytest.fixture

@@ -15,11 +15,10 @@ _TOLD = ("sentence", "evidence", "fix", "status")
 
 
 def cache_use(trace: Trace, found: Analysis) -> Iterator[Finding]:
-    """Each sentence once: what the server's start paid is the same in every pass."""
-    told: dict[str, Finding] = {}
-    for one in found.passes.values():
+    """Of each pass what it did; of the server's start what the first pass found, for later ones count that pass in."""
+    for number, one in enumerate(found.passes.values()):
         facts = one.view.states.get(2, {}).get("facts") or {}
-        for finding in facts.get("cache_findings") or ():
+        told = [*(facts.get("cache_start_findings") or ())] if number == 0 else []
+        for finding in [*told, *(facts.get("cache_findings") or ())]:
             sentence, evidence, fix, status = (str(finding.get(name) or "") for name in _TOLD)
-            told.setdefault(sentence, Finding(2, sentence, evidence, fix, status or "ok"))
-    yield from told.values()
+            yield Finding(2, sentence, evidence, fix, status or "ok")
