@@ -11,6 +11,9 @@ import sys
 import threading
 import time
 import zlib
+from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ from support.http_servers import (
     sse,
     usage_chunk,
 )
+from support.together import together
 
 from tokentrace.client.chat import chat
 from tokentrace.client.settings import Endpoint
@@ -244,20 +248,33 @@ def timed(server: ScriptedServer, **more: Any) -> tuple[Exchange, float]:
     return x, time.monotonic() - start
 
 
-@pytest.mark.parametrize(
-    ("answer", "check", "phase"),
-    [
-        (Answer(before=30), "TT825", "wait"),
-        (sse(WAIT), "TT825", "wait"),
-        (sse(b": ping\n\n", WAIT), "TT825", "wait"),
-        (sse(chunk("a"), WAIT), "TT826", "stream"),
-        (Answer(200, {"Content-Type": "application/json"}, [b'{"choices"', WAIT]), "TT826", "wait"),
-    ],
-)
-def test_silence_ends_with_the_limit(server: ScriptedServer, answer: Answer, check: str, phase: str) -> None:
-    with server.on("POST", CHAT, answer):
-        x, seconds = timed(server, timeout_s=1.5)
-        assert seconds < 25
+SILENT = {
+    "no head": (Answer(before=30), "TT825", "wait"),
+    "a head": (sse(WAIT), "TT825", "wait"),
+    "a comment": (sse(b": ping\n\n", WAIT), "TT825", "wait"),
+    "a piece": (sse(chunk("a"), WAIT), "TT826", "stream"),
+    "half a body": (
+        Answer(200, {"Content-Type": "application/json"}, [b'{"choices"', WAIT]), "TT826", "wait",
+    ),
+}  # fmt: skip
+
+
+def _fall_silent(answer: Answer) -> tuple[Exchange, float]:
+    with ScriptedServer().on("POST", CHAT, answer) as server:
+        return timed(server, timeout_s=1.5)
+
+
+@pytest.fixture(scope="module")
+def silences() -> Iterator[dict[str, Future[tuple[Exchange, float]]]]:
+    with together({name: partial(_fall_silent, answer) for name, (answer, _, _) in SILENT.items()}) as exchanges:
+        yield exchanges
+
+
+@pytest.mark.parametrize("after", SILENT)
+def test_silence_ends_with_the_limit(after: str, silences: dict[str, Future[tuple[Exchange, float]]]) -> None:
+    _, check, phase = SILENT[after]
+    x, seconds = silences[after].result()
+    assert seconds < 25
     assert x.error is not None and x.error.check == check
     assert x.phases[-1].name == phase and x.phases[-1].attributes["error.type"].startswith("timeout")
     assert x.wall_ns >= 1_450_000_000

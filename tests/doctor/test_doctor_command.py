@@ -223,15 +223,17 @@ def test_a_failed_run_ends_with_the_doctors_sentence(tmp_path: Path) -> None:
         server.on("GET", "/health", Answer(200, {}, [b""], "length"))
         for answer, check in ((html_answer(), "TT850"), (Answer(200, {}, [WAIT], before=60), "TT606")):
             server.on("POST", CHAT, answer)
-            run = subprocess.run(
-                [*COMMAND, "run", "Hi", "--url", server.url + "/v1", "--timeout", "5"],
-                capture_output=True, text=True, env=environment(tmp_path), timeout=240, check=False, cwd=tmp_path,
-            )  # fmt: skip
-            assert run.returncode == 2 and f"({check})" in run.stderr, run.stderr
-            looked = doctor("--url", server.url + "/v1", "--timeout", "5", "--layers", "8-6", "--json", home=tmp_path)
+            where = ("--url", server.url + "/v1", "--timeout", "5")
+            with subprocess.Popen(
+                [*COMMAND, "run", "Hi", *where], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                env=environment(tmp_path), cwd=tmp_path,
+            ) as run:  # fmt: skip
+                looked = doctor(*where, "--layers", "8-6", "--json", home=tmp_path)  # at the same time: both wait
+                _, said = run.communicate(timeout=240)
+            assert run.returncode == 2 and f"({check})" in said, said
             verdict = orjson.loads(looked.stdout)["verdict"]
             assert verdict["check"] == check
-            assert f"layer {verdict['layer']}" in run.stderr and verdict["fix"][:40] in run.stderr
+            assert f"layer {verdict['layer']}" in said and verdict["fix"][:40] in said
 
 
 def test_a_stuck_server_delays_nobody(tmp_path: Path) -> None:

@@ -72,7 +72,15 @@ def test_usual_ports_are_known(tmp_path: Path, port: int, protocol: str) -> None
     assert "TT001" in ids(found, "warn") and found.verdict.fix
 
 
-def test_receivers_that_fail(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def unanswered(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
+    """Of a receiver that takes the span and keeps silent."""
+    with ScriptedServer() as server:
+        server.otherwise(Answer(200, {}, [WAIT], before=60))
+        return plumbing(tmp_path_factory.mktemp("data"), ENDPOINT=server.url)
+
+
+def test_receivers_that_fail(tmp_path: Path, unanswered: Diagnosis) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         found = plumbing(tmp_path, ENDPOINT=f"http://127.0.0.1:{closed.getsockname()[1]}")
@@ -80,8 +88,7 @@ def test_receivers_that_fail(tmp_path: Path) -> None:
     with ScriptedServer() as server:
         server.otherwise(html_answer())
         assert "web page" in plumbing(tmp_path, ENDPOINT=server.url).verdict.cause
-        server.otherwise(Answer(200, {}, [WAIT], before=60))
-        assert plumbing(tmp_path, ENDPOINT=server.url).verdict.check == "TT002"
+    assert unanswered.verdict.check == "TT002"
     with OtlpReceiver() as receiver:
         receiver.faults += [Fault(rejected=1), Fault(status=401), Fault(code=grpc.StatusCode.UNAUTHENTICATED)]
         assert "rejected" in plumbing(tmp_path, ENDPOINT=receiver.http_url).verdict.cause
@@ -174,10 +181,8 @@ def test_a_traceparent_that_nobody_can_read(parent: str, words: str) -> None:
     assert result.status == "warn" and words in result.detail and "unset TRACEPARENT" in result.fix
 
 
-def test_times_in_sentences_are_round(tmp_path: Path) -> None:
-    with ScriptedServer() as server:
-        server.otherwise(Answer(200, {}, [WAIT], before=60))
-        told = plumbing(tmp_path, ENDPOINT=server.url).verdict.cause
+def test_times_in_sentences_are_round(unanswered: Diagnosis) -> None:
+    told = unanswered.verdict.cause
     assert "no answer within" in told and not re.search(r"\d\.\d{3,}", told), told
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 import pytest
 from doctor_support import CHAT, detail, everything, healthy, ids, layer, look, look_at_metrics, metrics, reply
@@ -21,6 +22,7 @@ from support.http_servers import (
     sse,
     usage_chunk,
 )
+from support.together import together
 
 from tokentrace.doctor import Diagnosis
 from tokentrace.doctor.registry import by_id
@@ -204,54 +206,83 @@ def engine(running: int, waiting: int, per_scrape: int) -> object:
     return answer
 
 
-def test_stalled_engine_behind_a_green_web_server() -> None:
+def _stalled() -> Diagnosis:
     with healthy() as server:
         server.on("GET", "/health", Answer(200, {}, [b""], "length"))
         server.on("GET", "/version", json_answer({"version": "0.17.0"}))
         server.on("GET", "/metrics", engine(0, 6, 0))  # type: ignore[arg-type]
         server.on("POST", CHAT, Answer(200, {}, [WAIT], before=60))
-        found = look(server.url + "/v1", timeout_s=6)
-    assert_fails(found, "TT605", 6, "stalled, not busy", "6 waiting, 0 running")
-    assert layer(found, 8) in ("ok", "warn") and "TT825" not in ids(found, "fail")
-    assert "6 wait because of capacity" in everything(found)
+        return look(server.url + "/v1", timeout_s=6)
 
 
-def test_an_engine_that_does_not_even_take_the_request() -> None:
+def _not_taken() -> Diagnosis:
     """As vLLM shows it whose EngineCore is stopped: every route green, and the request in no figure."""
     with healthy() as server:
         server.on("GET", "/health", Answer(200, {}, [b""], "length"))
         server.on("GET", "/metrics", engine(0, 0, 0))  # type: ignore[arg-type]
         server.on("POST", CHAT, Answer(200, {"Content-Type": "text/event-stream"}, [WAIT]))
-        found = look(server.url + "/v1", timeout_s=9)
-    assert_fails(found, "TT605", 6, "has not taken the request", "0 waiting, 0 running")
-    assert layer(found, 8) in ("ok", "warn")
+        return look(server.url + "/v1", timeout_s=9)
 
 
-def test_busy_engine_is_not_dead() -> None:
+def _busy() -> Diagnosis:
     with healthy() as server:
         server.on("GET", "/health", Answer(200, {}, [b""], "length", before=60))
         server.on("GET", "/metrics", engine(8, 6, 500))  # type: ignore[arg-type]
         late = [chunk("Hi", finish="stop"), usage_chunk(9, 1), DONE]
         server.on("POST", CHAT, Answer(200, {"Content-Type": "text/event-stream"}, late, before=4))
-        found = look(server.url + "/v1", timeout_s=15)
+        return look(server.url + "/v1", timeout_s=15)
+
+
+def _too_busy() -> Diagnosis:
+    with healthy() as server:
+        server.on("GET", "/metrics", engine(8, 6, 500))  # type: ignore[arg-type]
+        server.on("POST", CHAT, Answer(200, {}, [WAIT], before=60))
+        return look(server.url + "/v1", timeout_s=4)
+
+
+def _silent() -> Diagnosis:
+    with healthy() as server:
+        server.on("GET", "/health", Answer(200, {}, [b""], "length"))
+        server.on("POST", CHAT, Answer(200, {}, [WAIT], before=60))
+        return look(server.url + "/v1", timeout_s=3)
+
+
+_SLOW: dict[str, Callable[[], Diagnosis]] = {
+    "stalled": _stalled, "not taken": _not_taken, "busy": _busy, "too busy": _too_busy, "silent": _silent,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[dict[str, Future[Diagnosis]]]:
+    with together(_SLOW) as looks:
+        yield looks
+
+
+def test_stalled_engine_behind_a_green_web_server(slow: dict[str, Future[Diagnosis]]) -> None:
+    found = slow["stalled"].result()
+    assert_fails(found, "TT605", 6, "stalled, not busy", "6 waiting, 0 running")
+    assert layer(found, 8) in ("ok", "warn") and "TT825" not in ids(found, "fail")
+    assert "6 wait because of capacity" in everything(found)
+
+
+def test_an_engine_that_does_not_even_take_the_request(slow: dict[str, Future[Diagnosis]]) -> None:
+    found = slow["not taken"].result()
+    assert_fails(found, "TT605", 6, "has not taken the request", "0 waiting, 0 running")
+    assert layer(found, 8) in ("ok", "warn")
+
+
+def test_busy_engine_is_not_dead(slow: dict[str, Future[Diagnosis]]) -> None:
+    found = slow["busy"].result()
     assert (found.verdict.status, found.verdict.layer, found.verdict.exit_code) == ("warn", 6, 0), found.verdict
     assert "busy" in found.verdict.cause and "8 running" in found.verdict.cause
 
 
-def test_busy_engine_that_does_not_get_to_us() -> None:
-    with healthy() as server:
-        server.on("GET", "/metrics", engine(8, 6, 500))  # type: ignore[arg-type]
-        server.on("POST", CHAT, Answer(200, {}, [WAIT], before=60))
-        found = look(server.url + "/v1", timeout_s=4)
-    assert_fails(found, "TT607", 6, "is busy", "--timeout")
+def test_busy_engine_that_does_not_get_to_us(slow: dict[str, Future[Diagnosis]]) -> None:
+    assert_fails(slow["too busy"].result(), "TT607", 6, "is busy", "--timeout")
 
 
-def test_silent_engine_without_metrics_is_said_as_what_it_is() -> None:
-    with healthy() as server:
-        server.on("GET", "/health", Answer(200, {}, [b""], "length"))
-        server.on("POST", CHAT, Answer(200, {}, [WAIT], before=60))
-        found = look(server.url + "/v1", timeout_s=3)
-    assert_fails(found, "TT606", 6, "the web server lives", "no token")
+def test_silent_engine_without_metrics_is_said_as_what_it_is(slow: dict[str, Future[Diagnosis]]) -> None:
+    assert_fails(slow["silent"].result(), "TT606", 6, "the web server lives", "no token")
 
 
 # 13: renamed metrics

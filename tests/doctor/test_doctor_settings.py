@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,9 @@ from support.http_servers import (
     json_answer,
     models,
 )
+from support.together import together
 
+from tokentrace.doctor import Diagnosis
 from tokentrace.doctor.check import Live, Situation
 from tokentrace.doctor.skew import skew_s
 from tokentrace.exchange import Exchange
@@ -304,13 +308,36 @@ def test_a_server_that_is_still_loading() -> None:
     assert "not ready (503)" in found.verdict.cause and "in 1 s" in found.verdict.fix
 
 
-def test_keep_alives_are_proof_of_life() -> None:
+def _kept_alive() -> Diagnosis:
     with healthy() as server:
         steps = [b": keep-alive\n\n", *([0.3, b": keep-alive\n\n"] * 200)]
         server.on("POST", CHAT, Answer(200, {"Content-Type": "text/event-stream"}, steps))
         server.on("GET", "/v1/models", json_answer({}, 404))
-        found = look(server.url + "/v1", timeout_s=3)
+        return look(server.url + "/v1", timeout_s=3)
+
+
+def _slow_stream() -> Diagnosis:
+    with healthy() as server:
+        # One token may come in a few pieces; many would show that max_tokens is not kept.
+        steps = [step for number in range(4) for step in (chunk(f" w{number}"), 2.0)]
+        server.on("POST", CHAT, sse(*steps))
+        return look(server.url + "/v1", timeout_s=3.0)
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[dict[str, Future[Diagnosis]]]:
+    with together({"kept alive": _kept_alive, "slow stream": _slow_stream}) as looks:
+        yield looks
+
+
+def test_keep_alives_are_proof_of_life(slow: dict[str, Future[Diagnosis]]) -> None:
+    found = slow["kept alive"].result()
     assert found.verdict.status == "fail" and "keep-alives" in everything(found)
+
+
+def test_a_slow_stream_names_the_flag(slow: dict[str, Future[Diagnosis]]) -> None:
+    verdict = slow["slow stream"].result().verdict
+    assert verdict.check == "TT827" and verdict.fix.startswith("raise --timeout"), verdict
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -356,12 +383,3 @@ def test_what_passes_by_itself_is_not_to_be_changed() -> None:
         assert (verdict.check, verdict.fix) == ("TT852", "try again later")
         server.on("POST", CHAT, json_answer({"error": "the field foo is wrong"}))
         assert "change what it names" in look(server.url + "/v1").verdict.fix
-
-
-def test_a_slow_stream_names_the_flag() -> None:
-    with healthy() as server:
-        # One token may come in a few pieces; many would show that max_tokens is not kept.
-        steps = [step for number in range(4) for step in (chunk(f" w{number}"), 2.0)]
-        server.on("POST", CHAT, sse(*steps))
-        verdict = look(server.url + "/v1", timeout_s=3.0).verdict
-    assert verdict.check == "TT827" and verdict.fix.startswith("raise --timeout"), verdict

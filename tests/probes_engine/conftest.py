@@ -36,7 +36,7 @@ def web() -> Iterator[Callable[[dict[str, Route]], UrlServer]]:
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         made.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         return UrlServer(f"http://127.0.0.1:{server.server_address[1]}")
 
     yield serve
