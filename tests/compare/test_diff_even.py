@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from test_diff_structure import MS, sample, trace
 from tokentrace.analyze import analyze
 from tokentrace.compare import compare_samples
 from tokentrace.compare.evenness import even_of
+from tokentrace.compare.processor import Processor, hint
 from tokentrace.compare.sample import Sample, of_pass
 from tokentrace.model import Trace
+from tokentrace.wording import duration
 
 
 def stretched(made: Trace, factor: Callable[[float], float]) -> Sample:
@@ -71,3 +74,33 @@ def test_several_runs_and_recordings_are_judged_as_they_are() -> None:
     assert found.verdict.status == "slower" and found.even.main == 0
     base, new = Sample("a", "import", "import", 5), Sample("b", "import", "import", 9)
     assert even_of([base], [new]).main == 0
+
+
+def test_all_alike_names_the_figure_both_reasons_and_what_would_tell() -> None:
+    base, new = stretched(trace(), wavy(1, 1.0)), stretched(trace(), wavy(2, 3.0))
+    base.given, new.given = ("runs/a b", ""), ("n1", "warm")
+    found = compare_samples([base], [new]).verdict
+    assert f"{new.wall_ns / base.wall_ns:.3g} times as long" in found.sentence
+    assert "busier or slower machine" in found.sentence and "threads, precision, device" in found.sentence
+    assert "tokentrace diff 'runs/a b',BASE2,BASE3 n1:warm,NEW2:warm,NEW3:warm" in found.fix
+    known = compare_samples([base, stretched(trace(seed=3), wavy(3, 1.0))], [new]).verdict
+    assert known.status == "unknown" or not known.fix
+
+
+# Figures of real pairs on two cores: a busy machine, all matrix products done three times, a sleep in each layer.
+@pytest.mark.parametrize(
+    ("base", "new", "told"),
+    [
+        ((0.477, 0.477, 0.469, 2), (0.493, 2.470, 1.232, 2), "The machine's load is the likelier cause"),
+        ((0.493, 2.470, 1.232, 2), (0.477, 0.477, 0.469, 2), "The machine's load is the likelier cause"),
+        ((0.520, 3.960, 1.991, 2), (1.160, 10.60, 5.311, 2), "The work itself, or a processor that runs slower"),
+        ((0.520, 3.960, 1.991, 2), (0.582, 7.220, 3.621, 2), "It waited, for the processor or for something else"),
+        ((0.480, 0.490, 0.480, 2), (0.500, 0.600, 1.440, 2), "It waited, and not for other programs"),
+        ((0.620, 5.900, 2.950, 2), (0.508, 3.950, 2.031, 2), "The model used 620 ms, then 508 ms"),
+    ],
+)
+def test_processor_time_hints_at_the_reason(base: tuple[Any, ...], new: tuple[Any, ...], told: str) -> None:
+    text = hint(Processor(*base), Processor(*new))
+    assert text.startswith(told), text
+    assert duration(base[0] * 1e9) in text and duration(new[0] * 1e9) in text
+    assert hint(None, Processor(*new)) == hint(Processor(*base), Processor(*base)) == ""

@@ -21,8 +21,8 @@ from tokentrace.compare.group import group
 from tokentrace.compare.noise import FLOORS
 from tokentrace.compare.rows import Row, level_rows, ttft_row, wall_row
 from tokentrace.compare.sample import LEVELS, Sample, fill
-from tokentrace.compare.sides import Progress, Read, load, split
-from tokentrace.compare.unlike import PerToken, per_token_of, unlike_tokens
+from tokentrace.compare.sides import Progress, alike, split
+from tokentrace.compare.unlike import PerToken, per_token_of, unlike_depth, unlike_tokens
 from tokentrace.compare.verdict import Verdict, amount, cannot_tell, judge
 from tokentrace.errors import UsageError
 from tokentrace.wording import duration, listed, plural
@@ -133,15 +133,11 @@ def compare(
     new_pass: str = "",
     progress: Progress | None = None,
 ) -> Diff:
-    """Compare what these name (see `sides.load`). Raises UsageError."""
-    sides = []
-    known: Read = {}
-    for given, chosen in ((base, base_pass), (new, new_pass)):
-        names = split(given)
-        if not names:
-            raise UsageError("a side has no run", fix="tokentrace diff BASE NEW")
-        sides.append([load(name, chosen, progress, known) for name in names])
-    return compare_samples(*sides)
+    """Compare what these name (see `sides.alike`). Raises UsageError."""
+    one, other = split(base), split(new)
+    if not one or not other:
+        raise UsageError("a side has no run", fix="tokentrace diff BASE NEW")
+    return compare_samples(*alike(one, other, base_pass, new_pass, progress))
 
 
 def compare_samples(base: Sequence[Sample], new: Sequence[Sample]) -> Diff:
@@ -155,6 +151,7 @@ def compare_samples(base: Sequence[Sample], new: Sequence[Sample]) -> Diff:
         )
     fill(every)
     group(every)
+    unlike = [*unlike_tokens(base, new), *unlike_depth(base, new)]
     even = even_of(base, new)
     levels = {level: level_rows(level, base, new, even) for level in LEVELS}
     wall = wall_row(base, new, even)
@@ -163,7 +160,7 @@ def compare_samples(base: Sequence[Sample], new: Sequence[Sample]) -> Diff:
         why = next((s.missing[level] for s in every if level in s.missing), "")
         if not levels[level]:
             missing[level] = why or "there is none"
-    per_token, unlike = per_token_of(base, new), unlike_tokens(base, new)
+    per_token = per_token_of(base, new)
     lost = list(dict.fromkeys(sample.lost for sample in every if sample.lost))
     verdict = judge(wall, levels, base, new)
     ttft = ttft_row(base, new, even)

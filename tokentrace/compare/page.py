@@ -63,6 +63,8 @@ def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 def write_diff(found: Diff, path: Path) -> None:
     """The comparison as a page. Raises UsageError when the file cannot be written."""
     parts = [f"<h1>{text(found.verdict.sentence)}</h1>"]
+    if found.verdict.fix:
+        parts.append(f"<p>To know: {text(found.verdict.fix)}</p>")
     for name, samples in (("base", found.base), ("new", found.new)):
         parts.append(f"<p><b>{name}</b> {text(', '.join(map(_sample, samples)))}</p>")
     parts.append(f'<p class="dim">Noise: {text(found.noise)}.</p>')

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokentrace.analyze import Analysis, PassTimes
 from tokentrace.compare.noise import Scatter, Slot, Slots, drift, scatter
+from tokentrace.compare.processor import Processor, of_rows
 from tokentrace.compare.tree import STEP, Merged, Node, build, merge
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 LEVELS = ("layers", "spans", "steps", "modules", "operators", "kernels")
 NOBODY = 0
 _IN_MODEL = (5, 4, 3)
+_OPERATORS = (4, 3)
 _COMPILING = 2
 #: Layers whose work is the same in every pass after the first, and is not stretched by looking deeper.
 _UNSTRETCHED = (8, 7, 6)
@@ -77,6 +79,10 @@ class Sample:
     drifts: list[float] = field(default_factory=list)
     again: list[dict[str, Amounts]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    given: tuple[str, str] | None = None  # what the user called it, and the pass if one was chosen
+    looks_inside: bool = False  # the pass saw what runs inside the model, which takes time of its own
+    source: str = ""  # the file it was read from
+    processor: Processor | None = None
     lost: str = ""  # what is missing of it and why: what is gone may have been the difference
 
     @property
@@ -133,6 +139,8 @@ def of_pass(trace: Trace, found: Analysis, name: str, label: str, whole: bool = 
         main=main,
         deep=deep,
         deep_pass=seeing.name if seeing is not None else "",
+        looks_inside=_inside(one),
+        processor=of_rows(trace, one.view.rows),
         missing=dict.fromkeys(("modules", "operators", "kernels"), _no_depth(whole)) if seeing is None else {},
     )
     for other in found.passes.values():
@@ -154,10 +162,14 @@ def _no_depth(whole: bool) -> str:
 
 def _seeing(found: Analysis, one: PassTimes) -> PassTimes | None:
     """The pass that looked inside the model: this one, or for the run's own pass the deep one."""
-    if any(layer < 5 for layer, _ in one.own):
+    if _inside(one):
         return one
     deep = found.passes.get("deep")
-    return deep if one is found.main and deep is not None and any(layer < 5 for layer, _ in deep.own) else None
+    return deep if one is found.main and deep is not None and _inside(deep) else None
+
+
+def _inside(one: PassTimes) -> bool:
+    return any(layer in _OPERATORS for layer, _ in one.own)
 
 
 def _step_walls(one: PassTimes) -> dict[Slot, int]:
@@ -309,11 +321,12 @@ def of_report(report: Report, label: str, name: str = "") -> Sample:
         tokens=dict(report.tokens) if name == report.headline_pass else {},
         facts={k: v for k, v in (("prompt", report.prompt), ("model", report.model)) if v},
         steps=steps,
+        looks_inside=any(layer in layers for layer in _OPERATORS),
         levels={"layers": layers, "steps": step_amounts(steps)},
         missing={"spans": why, "modules": why, "kernels": why},
         partial=frozenset(("operators",)),
     )
-    if report.operators and name == report.headline_pass:
+    if report.operators and name in (report.headline_pass, report.operators_pass):
         sample.levels["operators"] = {
             str(o["name"]): Amount(str(o["name"]), 4, {_ONCE: int(o["own_ns"])}) for o in report.operators
         }

@@ -53,6 +53,41 @@ def load(name: str, pass_name: str = "", progress: Progress | None = None, known
     return _of_trace(runs.find(name), name, chosen, {} if known is None else known)
 
 
+def alike(
+    base: Sequence[str], new: Sequence[str], base_pass: str, new_pass: str, progress: Progress | None = None
+) -> list[list[Sample]]:
+    """Both sides, and where one has only passes that looked inside the model, the other's deep ones beside them.
+
+    A pass that the user chose stays. Raises as `load` does.
+    """
+    known: Read = {}
+    given = [(base, base_pass), (new, new_pass)]
+    sides = [[_named(name, chosen, progress, known) for name in names] for names, chosen in given]
+    if len({sample.looks_inside for side in sides for sample in side if sample.kind != "import"}) < 2:
+        return sides
+    changed: dict[tuple[str, str], list[Sample]] = {}
+    for side, (names, chosen) in zip(sides, given, strict=True):
+        for number, (name, light) in enumerate(zip(names, side, strict=True)):
+            if light.looks_inside or not light.deep_pass or chosen or _with_pass(name)[1]:
+                continue
+            side[number] = _named(name, light.deep_pass, progress, known)
+            changed.setdefault((light.deep_pass, light.pass_name), []).append(side[number])
+    for (deep, plain), samples in changed.items():
+        samples[0].notes.append(
+            f"of {listed([sample.label.rpartition(':')[0] for sample in samples])} the {deep} pass is compared and not "
+            f"the {plain} one, since the other side was watched inside the model in every pass it has; a run with "
+            "--once may also have paid what only a first request pays"
+        )
+    return sides
+
+
+def _named(name: str, chosen: str, progress: Progress | None, known: Read) -> Sample:
+    sample = load(name, chosen, progress, known)
+    bare, of_name = _with_pass(name)
+    sample.given = bare, chosen or of_name
+    return sample
+
+
 def _with_pass(name: str) -> tuple[str, str]:
     head, colon, tail = name.rpartition(":")
     if not colon or not head or Path(name).exists():
@@ -86,6 +121,7 @@ def _of_trace(path: Path, name: str, chosen: str, known: Read) -> Sample:
     if wanted not in found.passes:
         raise UsageError(f"{label} has no {wanted} pass; it has {listed(list(found.passes))}", fix=_A_PASS)
     sample = of_pass(trace, found, wanted, f"{label}:{chosen}" if chosen else label, whole=not folded)
+    sample.source = str(path.resolve())
     if sample.wall_ns <= 0:
         raise UsageError(f"{label} holds no request that took time", fix="give a run of tokentrace run")
     if found.passes[wanted].view.exchange.get("error"):

@@ -44,6 +44,8 @@ class _Printer:
 
     def diff(self, found: Diff) -> None:
         self._line(found.verdict.sentence, _STYLE[found.verdict.status])
+        if found.verdict.fix:
+            self._line(f"to know: {found.verdict.fix}")
         self._line()
         for name, samples in (("base", found.base), ("new", found.new)):
             self._line(f"{name:<6}{', '.join(_sample(s) for s in samples)}")

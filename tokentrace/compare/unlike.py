@@ -1,4 +1,4 @@
-"""Was it the same work? Sides with other numbers of tokens are compared a token as well."""
+"""Was it the same work, and seen alike? Sides with other numbers of tokens are compared a token as well."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from tokentrace.compare.sample import Sample
+from tokentrace.wording import listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +43,28 @@ def unlike_tokens(base: Sequence[Sample], new: Sequence[Sample]) -> list[str]:
             before, after = (f"{one[0]}" if len(one) == 1 else f"{one[0]} to {one[-1]}" for one in sides)
             found.append(f"{before} against {after} {name} tokens")
     return found
+
+
+def unlike_depth(base: Sequence[Sample], new: Sequence[Sample]) -> list[str]:
+    """Where one pass saw the model from outside and another inside, their spans are others and are not compared.
+
+    The same goes for what was seen inside in one and the same pass. Their levels have been worked out before.
+    """
+    every = [*base, *new]
+    inside = [{(s.source, s.deep_pass) for s in side if s.source and s.deep_pass} for side in (base, new)]
+    for _, name in inside[0] & inside[1]:
+        _leave_out(every, ("modules", "operators", "kernels"), f"both sides have only the {name} pass of one run")
+    light, deep = (sorted({s.pass_name for s in every if s.looks_inside is looks}) for looks in (False, True))
+    if not light or not deep or any(s.kind == "import" for s in every):
+        return []
+    why = f"the {listed(light)} pass saw the model from outside and the {listed(deep)} pass looked inside"
+    _leave_out(every, ("spans",), why)
+    return [f"{why}, which takes time of its own"]
+
+
+def _leave_out(samples: Sequence[Sample], levels: Sequence[str], why: str) -> None:
+    for level in levels:
+        if all(level in sample.levels for sample in samples):  # else another reason is told already
+            for sample in samples:
+                sample.levels.pop(level, None)
+                sample.missing[level] = why

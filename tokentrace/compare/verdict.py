@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from tokentrace.compare.processor import hint
 from tokentrace.compare.rows import Row
 from tokentrace.compare.sample import Sample
 from tokentrace.layers import by_number
@@ -23,7 +25,7 @@ class Verdict:
     """`status`: slower, faster, shifted (as a whole the same, but layers differ), same, or unknown.
 
     `layer` is the number of the layer named, 0 for time of no layer, None when none is; `level` and `key` tell the
-    contributor's row.
+    contributor's row; `fix` says what would make an unknown one known.
     """
 
     status: str
@@ -33,6 +35,7 @@ class Verdict:
     level: str = ""
     key: str = ""
     contributor: str = ""
+    fix: str = ""
 
 
 def judge(wall: Row, levels: dict[str, list[Row]], base: Sequence[Sample], new: Sequence[Sample]) -> Verdict:
@@ -43,6 +46,7 @@ def judge(wall: Row, levels: dict[str, list[Row]], base: Sequence[Sample], new: 
     if wall.is_even and _stand_out(wall, large):
         # Seen from outside a slow module slows all steps alike; seen from inside, it is not everything that is slow.
         wall.beyond_noise = True
+    fix = ""
     if wall.beyond_noise:
         # The layers' differences add up to that of the wall time: that one is no noise, so its largest parts are none.
         sign = 1 if wall.difference_ns > 0 else -1
@@ -57,17 +61,18 @@ def judge(wall: Row, levels: dict[str, list[Row]], base: Sequence[Sample], new: 
     elif wall.difference_ns == 0:
         return Verdict("same", "No difference at all: both sides took the same time.")
     elif wall.is_even:
-        return _even(wall, layers)
+        return _even(wall, layers, base, new)
     elif wall.beyond_noise is None:
         sign = 1 if wall.difference_ns > 0 else -1
         status, mine = "unknown", [row for row in large["layers"] if row.difference_ns * sign > 0]
         text = f"The new side differs by {signed(wall)}, and nothing shows how much of that is noise"
+        fix = _several(base, new)
     else:
         return _within(wall, large)
     if not mine:
-        return Verdict(status, f"{text}; no layer stands out.")
+        return Verdict(status, f"{text}; no layer stands out.", fix=fix)
     top = mine[0]
-    verdict = Verdict(status, "", top.layer, top.label)
+    verdict = Verdict(status, "", top.layer, top.label, fix=fix)
     split = _split_steps(base, new, sign)
     if split is not None and top.layer <= 5 and abs(split.extra_ns) >= _ALONE * abs(top.difference_ns):
         verdict.layer, verdict.layer_label = 6, "the engine queue (layer 6)"
@@ -99,20 +104,34 @@ def _stand_out(wall: Row, large: dict[str, list[Row]]) -> bool:
     return False
 
 
-def _even(wall: Row, layers: Sequence[Row]) -> Verdict:
+def _even(wall: Row, layers: Sequence[Row], base: Sequence[Sample], new: Sequence[Sample]) -> Verdict:
     """All parts changed alike, and one run a side cannot tell whose doing that is."""
-    took = "longer" if wall.difference_ns > 0 else "less time"
-    found = layers[0] if layers else None
+    times = f"{wall.new_ns / wall.base_ns:.3g} times as long" if wall.base_ns and wall.new_ns else "another time"
     text = (
-        f"The new side differs by {signed(wall)}, and all its parts took {took} alike: a busier or slower machine does "
-        "that as well, and one run a side cannot tell; give several a side, made in turn"
+        f"The new side took {times}, {signed(wall)}, all its parts alike: one run a side cannot tell a busier or "
+        "slower machine from a change to what all parts share (threads, precision, device)."
     )
-    if found is None:
-        return Verdict("unknown", f"{text}.")
-    return Verdict(
-        "unknown", f"{text}. Beyond that {found.label} differs by {signed(found)}.", found.layer, found.label,
-        "layers", found.key, f"{found.label} ({signed(found)})",
-    )  # fmt: skip
+    if told := hint(base[0].processor, new[0].processor):
+        text += f" {told}"
+    verdict = Verdict("unknown", text, fix=_several(base, new))
+    if layers:
+        found = layers[0]
+        verdict.sentence += f" Beyond that {found.label} differs by {signed(found)}."
+        verdict.layer, verdict.layer_label, verdict.level, verdict.key = found.layer, found.label, "layers", found.key
+        verdict.contributor = f"{found.label} ({signed(found)})"
+    return verdict
+
+
+def _several(base: Sequence[Sample], new: Sequence[Sample]) -> str:
+    """How to make it known, as a command with names to fill in."""
+    one, other = base[0].given or (base[0].label, ""), new[0].given or (new[0].label, "")
+    same = one[0] == other[0]  # two passes of one run
+    sides = []
+    for (name, chosen), letter in ((one, "RUN" if same else "BASE"), (other, "RUN" if same else "NEW")):
+        names = [shlex.quote(name), f"{letter}2", f"{letter}3"]
+        sides.append(",".join(f"{name}:{chosen}" if chosen else name for name in names))
+    again = "make the run twice more" if same else "make each side twice more, in turn (base, new, base, new)"
+    return f"{again}, then: tokentrace diff {' '.join(sides)}"
 
 
 def cannot_tell(lost: Sequence[str], wall: Row) -> Verdict:

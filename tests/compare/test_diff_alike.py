@@ -1,0 +1,67 @@
+"""Like is compared with like: what looked inside the model with what did too, and a pass never with itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.records import T0, request_pass
+
+from tokentrace import runs
+from tokentrace.compare import compare
+from tokentrace.model import IdSource
+from tokentrace.report import build
+from tokentrace.stitch import stitch
+
+MS = 1_000_000
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A default run, the same again, and one with --once, by name."""
+    monkeypatch.setenv("TOKENTRACE_DATA_DIR", str(tmp_path))
+    found = {}
+    for number, name in enumerate(("one", "other", "once")):
+        ids = IdSource(number + 1)
+        passes = [request_pass("once", ids=ids, steps=6)] if name == "once" else [
+            request_pass("cold", ids=ids, deep=False, steps=6),
+            request_pass("warm", ids=ids, deep=False, at=T0 + 10**9, steps=6),
+            request_pass("deep", ids=ids, at=T0 + 2 * 10**9, steps=6),
+        ]  # fmt: skip
+        made = stitch(passes, ids=ids, meta={"prompt": "Hi"})
+        found[name] = runs.save(made, made, build(made)).name
+    return found
+
+
+def test_a_run_with_once_meets_the_deep_pass(kept: dict[str, str]) -> None:
+    for base, new in ((kept["one"], kept["once"]), (kept["once"], kept["one"])):
+        found = compare([base], [new])
+        told = {sample.pass_name for sample in (*found.base, *found.new)}
+        assert told == {"deep", "once"} and not found.unlike
+        assert any("the deep pass is compared and not the warm one" in note for note in found.notes)
+        names = {row.label for row in found.levels["spans"]}
+        assert "layers.0.mlp" in names or any("mlp" in name for name in names)
+        assert not any(row.only_in for row in found.levels["spans"]), "other spans than on the other side"
+        assert found.levels["operators"]
+    plain = compare([kept["one"]], [kept["other"]])
+    assert {sample.pass_name for sample in (*plain.base, *plain.new)} == {"warm"} and not plain.unlike
+    assert plain.levels["spans"] and plain.levels["operators"] and not any("is compared" in n for n in plain.notes)
+
+
+def test_a_chosen_pass_stays_and_unlike_spans_are_left_out_with_the_reason(kept: dict[str, str]) -> None:
+    found = compare([f"{kept['one']}:warm"], [kept["once"]])
+    assert [sample.pass_name for sample in (*found.base, *found.new)] == ["warm", "once"]
+    assert not found.levels["spans"] and found.levels["layers"] and found.levels["steps"]
+    assert found.missing["spans"] == "the warm pass saw the model from outside and the once pass looked inside"
+    assert found.verdict.sentence.startswith(f"Not alike: {found.missing['spans']}, which takes time of its own.")
+
+
+def test_no_pass_is_compared_with_itself(kept: dict[str, str]) -> None:
+    found = compare([kept["one"]], [kept["one"]], base_pass="cold", new_pass="warm")
+    assert found.levels["spans"] and not found.unlike
+    of_one = compare([kept["one"]], [kept["one"]], base_pass="warm", new_pass="deep")
+    for level in ("modules", "operators"):
+        assert not of_one.levels[level]
+        assert of_one.missing[level] == "both sides have only the deep pass of one run"
+    of_two = compare([f"{kept['one']}:warm"], [f"{kept['other']}:deep"])
+    assert of_two.levels["modules"] and of_two.levels["operators"] and not of_two.levels["spans"]
