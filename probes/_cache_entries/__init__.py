@@ -17,7 +17,8 @@ day leaves it as it was, and a backup's read looks like the compiler's.
 Sources: flashinfer jit/core.py and jit/env.py, torch utils/cpp_extension.py, ninja build_log.cc, deep_gemm
 csrc/jit/compiler.hpp, comgr-cache.cpp and llvm Support/Caching.cpp, MIOpen binary_cache.cpp, kern_db.hpp and
 db_record.cpp. NVIDIA documents the folder of its cache and not what lies in it; its layout is as users have traced it.
-No GPU has run any of this: ninja and torch's extensions were real, the others' files were made after these sources.
+No GPU has run any of this. ninja, torch's extensions and a C++ module that FlashInfer 0.7.4 built were real; the
+others' files were made after these sources.
 
 Everything is read only and bounded, and nothing that is read is executed or unpickled.
 """
