@@ -176,6 +176,23 @@ def test_time_before_the_engine() -> None:
     assert "TT705" in ids(found, "warn") and "0.90 s pass before" in detail(found, "TT705")
 
 
+@pytest.mark.parametrize(("delays", "status"), [((0.8, 0.8), "warn"), ((0.8, 0.0), "ok")])
+def test_a_tokenizer_is_slow_that_is_slow_twice(delays: tuple[float, ...], status: str) -> None:
+    """A machine that was busy with something else just then is no slow tokenizer."""
+    left = list(delays)
+
+    def tokenize(request: Request) -> Answer:
+        words = request.json.get("prompt", "").split()
+        answer = json_answer({"tokens": list(range(len(words) + 1)), "count": len(words) + 1})
+        answer.before = left.pop(0) if len(words) > 1_000 else 0.0
+        return answer
+
+    with healthy() as server:
+        server.on("POST", "/tokenize", tokenize)
+        found = look(server.url + "/v1")
+    assert "TT705" in ids(found, status) and not left, detail(found, "TT705")
+
+
 @pytest.mark.parametrize(
     ("files", "check", "status", "said"),
     [

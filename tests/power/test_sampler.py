@@ -41,6 +41,12 @@ def run(sampler: Sampler, seconds: float) -> int:
     return end
 
 
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
 def ended(name: str = "tokentrace-power") -> bool:
     return not [t for t in threading.enumerate() if t.name == name]
 
@@ -65,7 +71,8 @@ def test_a_counter_that_stopped_moving_is_not_waited_for_long() -> None:
 def test_a_broken_sensor_does_not_stop_the_others() -> None:
     calls: list[int] = []
     sampler = Sampler([Broken(), Counter()], beside=lambda: calls.append(1), at_end=lambda: calls.append(2))
-    run(sampler, 1.0)
+    sampler.start()
+    until(lambda: sampler.logs[0].dead and len(sampler.logs[1].readings) > 5 and calls.count(1) >= 2)
     broken, good = sampler.finish()
     assert broken.dead and broken.failures == MAX_FAILURES and broken.error == "GPU is lost" and not broken.readings
     assert len(good.readings) > 5 and not good.dead
@@ -83,5 +90,6 @@ def test_without_sensors_the_thread_still_ends() -> None:
     beside: list[int] = []
     tick: Callable[[], object] = lambda: beside.append(1)  # noqa: E731
     sampler = Sampler([], beside=tick)
-    run(sampler, 1.0)
+    sampler.start()
+    until(lambda: len(beside) >= 2)
     assert sampler.finish() == [] and ended() and len(beside) >= 2

@@ -152,6 +152,9 @@ def _long_text(s: Situation) -> Result:
     if isinstance(short, str) or isinstance(long, str):
         return unknown("TT705", short if isinstance(short, str) else str(long))
     spent = max(0.0, long[1] - short[1])
+    if spent > _SLOW_S:  # once more: what only this moment held up is no slow tokenizer
+        again = _tokens(s, {"model": x.model, "prompt": _LONG})
+        spent = spent if isinstance(again, str) else max(0.0, min(spent, again[1] - short[1]))
     told = f"{duration(spent * 1e9) if spent else 'no time to speak of'} for {len(long[0])} tokens"
     if spent > _SLOW_S:
         return warn(
