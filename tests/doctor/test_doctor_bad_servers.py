@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -257,17 +258,22 @@ def test_nothing_listens_and_nothing_answers() -> None:
     with Refusing() as refusing:
         found = look(refusing.url + "/v1")
         assert found.verdict.check == "TT803" and f"127.0.0.1:{refusing.port}" in found.verdict.cause
-    with ScriptedServer(accept=False) as silent:
-        found = look(silent.url + "/v1", timeout_s=2)  # a limit that is not kept would wait for ever
+    away = "http://server.example/v1"
+    failed = EndpointError("no token came", fix="-", layer=8, check="TT825")  # of a command that asked the same way
+    work: dict[str, Callable[[], Any]] = {  # a limit that is not kept would wait for ever
+        "itself": lambda: look(silent.url + "/v1", timeout_s=2),
+        "as a proxy": lambda: look(away, environ={"HTTP_PROXY": silent.url}, timeout_s=2),
+        "again": lambda: after_failure(failed, Endpoint.of(away, timeout_s=2.0), {"HTTP_PROXY": silent.url}),
+    }
+    with ScriptedServer(accept=False) as silent, together(work) as looks:
+        found = looks["itself"].result()
         assert found.verdict.status == "fail" and found.verdict.layer == 8
         assert found.verdict.check == "TT825" and not found.verdict.also
         assert f"nothing answers on 127.0.0.1:{silent.port}" in found.verdict.cause
-        away = "http://server.example/v1"
-        through = look(away, environ={"HTTP_PROXY": silent.url}, timeout_s=2)
+        through = looks["as a proxy"].result()
         assert f"through the proxy 127.0.0.1:{silent.port} (HTTP_PROXY)" in through.verdict.cause
         assert "it takes connections" not in through.verdict.cause and "NO_PROXY" in through.verdict.fix
-        failed = EndpointError("no token came", fix="-", layer=8, check="TT825")  # of a command that asked the same way
-        told = after_failure(failed, Endpoint.of(away, timeout_s=2.0), {"HTTP_PROXY": silent.url})
+        told = looks["again"].result()
         assert f"through the proxy 127.0.0.1:{silent.port} (HTTP_PROXY)" in str(told)
     with ScriptedServer(greeting=b"SSH-2.0-OpenSSH_9.6\r\n") as ssh:
         assert look(ssh.url + "/v1").verdict.check == "TT829"
