@@ -55,12 +55,16 @@ class Tracing:
     def __exit__(self, *_: object) -> None:
         self.provider.shutdown()
 
-    def span(self, traceparent: str, end_ns: int, name: str = "llm_request", *, figures: bool = True) -> None:
+    def span(
+        self, traceparent: str, end_ns: int, name: str = "llm_request", *, figures: bool = True, request: str = ""
+    ) -> None:
         """Of a request that ended at `end_ns` and took LENGTH_NS; without `figures` of something else."""
         context = TraceContextTextMapPropagator().extract({"traceparent": traceparent} if traceparent else {})
         start = end_ns - LENGTH_NS + self._shift_ns
         span = self._tracer.start_span(name, context=context, start_time=start, kind=SpanKind.SERVER)
         span.set_attributes(FIGURES if figures else {})
+        if request:
+            span.set_attribute("gen_ai.request.id", request)
         span.end(end_ns + self._shift_ns)
 
     def answers(self, request: Request) -> Answer:

@@ -171,8 +171,6 @@ def test_a_port_that_somebody_has_ends_the_command_before_anything_is_sent(comma
     [
         (("run", "Hi", "--receive"), "none was named"),
         (("run", "--url", "http://127.0.0.1:9", "--receive", "Hi", "Hi"), "is no port"),
-        (("attach", "http://127.0.0.1:9", "--for", "1s", "--method", "borrow", "--receive"), "--method borrow is for"),
-        (("attach", "http://127.0.0.1:9", "--requests", "1", "--with-text", "--receive"), "--with-text is for"),
     ],
 )
 def test_what_cannot_be_received_is_refused(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:

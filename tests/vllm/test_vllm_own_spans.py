@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -15,6 +16,7 @@ from vllm_server import MODEL, VllmServer, complete, free_pair
 from tokentrace import attach, receive, workflow
 from tokentrace.attach.own_spans import advice, endpoint_of
 from tokentrace.client.settings import Endpoint
+from tokentrace.emit import load
 from tokentrace.model import Span
 from tokentrace.session import Ask
 
@@ -93,16 +95,53 @@ def test_from_inside_each_pass_has_the_servers_account_beside_the_agents(
         assert run.trace.processes[span.process].attributes["tokentrace.process.name"]  # the same one as the agent's
 
 
-def test_requests_of_others_are_watched_from_outside(server: VllmServer, port: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from tokentrace.cli import main; main()", "attach", server.url]
-    command += ["--requests", "2", "--receive", str(port), "--json", "--out", str(tmp_path)]
+def watched(command: list[str], ask_once: Callable[[], object]) -> dict[str, Any]:
+    """What the command says, while somebody asks again and again."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while process.poll() is None and time.monotonic() < deadline:
-            complete(server.url, "A secret: zanzibar", 5)
+            ask_once()
         out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    document = orjson.loads(out)
+    document: dict[str, Any] = orjson.loads(out)
+    return document
+
+
+def test_requests_of_others_watched_from_inside_have_the_servers_own_span(
+    server: VllmServer, port: int, tmp_path: Path
+) -> None:
+    caller, above = 0xABCDEF0123456789, 0x1122334455667788
+    headers: list[dict[str, str]] = [{}, {"traceparent": f"00-{caller:032x}-{above:016x}-01"}]
+    before = attach.find(server.url)
+
+    def ask_once() -> None:
+        headers.reverse()
+        complete(server.url, "A secret: zanzibar", 5, headers[0])
+
+    command = [sys.executable, "-c", "from tokentrace.cli import main; main()", "attach", server.url]
+    command += ["--requests", "4", "--receive", str(port), "--json", "--out", str(tmp_path)]
+    document = watched(command, ask_once)
+    assert document["depth"] == "injected" and len(document["requests"]) == 4
+    traces = [load(Path(row["run"]) / "trace.jsonl") for row in document["requests"]]
+    for row, trace in zip(document["requests"], traces, strict=True):
+        spans = {span.name: span for span in trace.spans}
+        own, handler = spans["llm_request"], spans["POST /v1/chat/completions"]
+        assert own.parent == handler.row and own.attributes["tokentrace.source"] == "otlp"
+        assert row["request"].startswith(own.attributes["gen_ai.request.id"]) and row["reply_tokens"] == 5
+        assert handler.start_ns <= own.start_ns and own.end_ns <= handler.end_ns and own.process == handler.process
+        assert [span.name for span in trace.spans].count("step") == 5 and "engine prefill" not in spans
+        assert "zanzibar" not in (Path(row["run"]) / "trace.jsonl").read_text()
+        # The CPU's worker does not load the monitor.
+        states = trace.meta["passes"]["once"]["states"]
+        assert next(one["facts"] for one in states if one["layer"] == 2)["jit_monitor"] == "not loaded"
+    assert sum(trace.trace_id == caller and trace.meta["parent_span_id"] == above for trace in traces) == 2
+    assert attach.find(server.url).processes == before.processes and attach.find(server.url).sockets == {}
+
+
+def test_requests_of_others_are_watched_from_outside(server: VllmServer, port: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from tokentrace.cli import main; main()", "attach", server.url]
+    command += ["--method", "outside", "--requests", "2", "--receive", str(port), "--json", "--out", str(tmp_path)]
+    document = watched(command, lambda: complete(server.url, "A secret: zanzibar", 5))
     assert document["depth"] == "outside" and len(document["requests"]) == 2
     for row in document["requests"]:
         assert row["request"].startswith("chatcmpl-") and row["reply_tokens"] == 5 and row["run"]

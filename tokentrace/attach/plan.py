@@ -24,8 +24,6 @@ _FROM_OUTSIDE = {
     7: "what the server's /tokenize says, if it has that",
     6: "what changes in the server's /metrics, if it has them",
 }
-#: Why it goes no deeper then, and what to do.
-BY_SPANS = "--receive watches by the server's own spans", "leave --receive out to look inside"
 _TOLD = "queue, prefill and decoding, by the server's own span of each request"
 _FROM_INSIDE = {
     8: "both sides, each chunk",
@@ -92,8 +90,8 @@ class Plan:
 
 
 def plan(found: Found, method: str = "auto", *, watching: bool = False, told: bool = False) -> Plan:
-    """What `attach.open` with this method would come to, for a prompt of ours or for `watching` others' requests, from
-    inside or by what the server's own spans `told`.
+    """What `attach.open` with this method would come to, for a prompt of ours or for `watching` others' requests.
+    `told`: the server's own spans are received, by which others' requests can be watched from outside too.
 
     Raises UsageError: no such method.
     """
@@ -106,10 +104,10 @@ def plan(found: Found, method: str = "auto", *, watching: bool = False, told: bo
     against = next((one for one in processes if one.reason), None)
     reason, fix = (against.reason, against.fix) if against is not None else (found.reason, found.fix)
     if method == "outside":
-        reason, fix = BY_SPANS if told else ("--method outside was asked for", "leave it out")
+        reason, fix = "--method outside was asked for", "leave it out"
     wraps = _wraps(found, {one.process.role for one in inside})
     layers = [_layer(one, depth, reason, fix, watching) for one in load()]
-    if told:
+    if told and watching and depth == "outside":
         layers = [replace(one, seen=True, what=_TOLD, fix="") if one.number == 6 else one for one in layers]
     return Plan(found, method, depth, reason, fix, processes, wraps, layers)
 

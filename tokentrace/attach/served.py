@@ -19,6 +19,7 @@ from tokentrace.probe import Columns, LayerState, ProbeContext, ProbeUnavailable
 from tokentrace.probes._http_server import server_side
 from tokentrace.probes._ops import NO_EVENTS, NO_RECORDING
 from tokentrace.probes._request import step_of
+from tokentrace.receive.join import Told, add_told
 from tokentrace.registry import create
 from tokentrace.stitch import PassRecords, stitch
 
@@ -167,9 +168,15 @@ class _Recorded:
 
 
 def trace_of(
-    served: Served, facts: Mapping[str, Any], processes: Mapping[str, Process], *, deep: bool = False
+    served: Served,
+    facts: Mapping[str, Any],
+    processes: Mapping[str, Process],
+    *,
+    deep: bool = False,
+    told: Told | None = None,
 ) -> Trace:
-    """The trace of one request. One that came with a traceparent keeps its trace id and hangs below its span."""
+    """The trace of one request, with what the server `told` of it by spans of its own. One that came with a traceparent
+    keeps its trace id and hangs below its span; else it gets the id that the server gave to its own span, if any."""
     ids = IdSource()
     exchange = exchange_of(served, facts)
     trace_id, above = _above(exchange.traceparent)
@@ -187,6 +194,10 @@ def trace_of(
                    for number in DEEP]  # fmt: skip
     states.append(LayerState(1, "unseen", NO_POWER))
     one = PassRecords("once", exchange.start_ns, exchange.end_ns, records, states, span_id, served.rid, {}, exchange)
+    if told is not None:
+        key = f"request-http:{served.rid}"
+        processes = {**processes, **add_told(one, told, processes, key, "request_id")}
+        trace_id = trace_id or next((span.trace_id for span in told.spans), 0)
     meta: dict[str, Any] = {
         "prompt": "",
         "mode": "attach",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tokentrace import runs, workflow
-from tokentrace.attach.plan import BY_SPANS
+from tokentrace.attach.obstacles import PLUGIN_FIX
 from tokentrace.attach.served import NO_POWER
 from tokentrace.attach.session import Attached, engine_facts
 from tokentrace.attach.watch import POLL_S, Row
@@ -49,7 +49,7 @@ def watch_told(
     while True:
         over = deadline is not None and time.monotonic() >= deadline
         for span in receiver.drain():
-            trace = trace_of(span, engine_facts(attached, None), attached.found.base_url)
+            trace = trace_of(span, engine_facts(attached, None), attached.found.base_url, attached.fix or PLUGIN_FIX)
             run = workflow.conclude(Outcome(trace, {}), settings)
             yield row_of(span, run), run
             count += 1
@@ -61,8 +61,9 @@ def watch_told(
         time.sleep(POLL_S)
 
 
-def trace_of(span: ReceivedSpan, facts: dict[str, Any], url: str) -> Trace:
-    """The trace of one request. One that came with a traceparent keeps its trace id and hangs below its span."""
+def trace_of(span: ReceivedSpan, facts: dict[str, Any], url: str, fix: str) -> Trace:
+    """The trace of one request. One that came with a traceparent keeps its trace id and hangs below its span. `fix`:
+    how the layers inside would be seen."""
     ids = IdSource()
     exchange = Exchange(
         url,
@@ -76,7 +77,7 @@ def trace_of(span: ReceivedSpan, facts: dict[str, Any], url: str) -> Trace:
         complete=True,
         notes=["seen by the server's own span; neither the client nor the server was watched"],
     )
-    states = [LayerState(layer, "unseen", ONE_SPAN, BY_SPANS[1]) for layer in (8, 7, 5, 4, 3, 2)]
+    states = [LayerState(layer, "unseen", ONE_SPAN, fix) for layer in (8, 7, 5, 4, 3, 2)]
     states.append(LayerState(1, "unseen", NO_POWER))
     one = PassRecords("once", span.start_ns, span.end_ns, [], states, 0, exchange.response_id, {}, exchange)
     # That its clock is ours is not known, so neither is its host.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokentrace import runs, session, workflow
 from tokentrace.agent_client import AgentGroup
+from tokentrace.attach.joined import Joiner
 from tokentrace.attach.served import Served, Sorter, trace_of
 from tokentrace.attach.session import STEPS, Attached, engine_facts, notes
 from tokentrace.errors import AttachError, ProbeUnavailable
@@ -20,6 +21,9 @@ from tokentrace.wording import duration, plural
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+    from tokentrace.receive import Receiver
+    from tokentrace.receive.join import Told
 
 GROUPS = ("http", "tokenizer", "engine", "model", "jit")
 DEEP_GROUPS = ("modules", "ops")
@@ -155,11 +159,15 @@ def watch(
     with_text: bool = False,
     deep: bool = False,
     steps: int = STEPS,
+    receiver: Receiver | None = None,
     stop: Callable[[], bool] = lambda: False,
     idle: Callable[[int], None] = lambda under_way: None,
 ) -> Iterator[tuple[Row, workflow.Run]]:
     """Requests of others until `for_s` seconds have passed or `requests` have finished; each saved and sent on as the
     settings say. `idle` is told ten times a second, and at the end, how many are under way.
+
+    With a `receiver` each one waits, for the receiver's patience, until the server's own spans of it have come, which
+    then are in its trace. What waits when Ctrl-C comes is given without them.
 
     Raises AttachError when there is no agent in the server: from outside, no request of others can be seen.
     """
@@ -169,28 +177,46 @@ def watch(
             fix="give tokentrace the right to look into it (tokentrace attach URL --dry-run says how)",
         )
     agents = AgentGroup(attached.agents)
+    joiner = Joiner(receiver)
     deadline = time.monotonic() + for_s if for_s is not None else None
-    count = 0
-    with Watcher(agents, select=select, with_text=with_text, deep=deep, steps=steps) as watcher:
-        while True:
-            over = deadline is not None and time.monotonic() >= deadline
-            for served in watcher.poll():
-                yield _conclude(served, attached, agents, settings, deep)
-                count += 1
-                if requests is not None and count >= requests:
-                    idle(watcher.under_way)
-                    return
+
+    def ready(*, at_once: bool = False) -> Iterator[tuple[Row, workflow.Run]]:
+        for served, told in joiner.ready(at_once=at_once):
+            yield _conclude(served, attached, agents, settings, deep, told)
+
+    try:
+        with Watcher(agents, select=select, with_text=with_text, deep=deep, steps=steps) as watcher:
+            taken = 0
+            while True:
+                over = deadline is not None and time.monotonic() >= deadline
+                found = watcher.poll()
+                for served in found if requests is None else found[: requests - taken]:
+                    taken += 1
+                    joiner.add(served)
+                yield from ready()
+                idle(watcher.under_way)
+                if over or stop() or agents.lost or taken == requests:
+                    break
+                time.sleep(POLL_S)
+        while len(joiner):
+            yield from ready(at_once=bool(agents.lost))
             idle(watcher.under_way)
-            if over or stop() or agents.lost:
-                return
             time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        yield from ready(at_once=True)
+        raise
 
 
 def _conclude(
-    served: Served, attached: Attached, agents: AgentGroup, settings: workflow.Settings, deep: bool
+    served: Served,
+    attached: Attached,
+    agents: AgentGroup,
+    settings: workflow.Settings,
+    deep: bool,
+    told: Told | None = None,
 ) -> tuple[Row, workflow.Run]:
     facts = {**engine_facts(attached, agents), "notes": notes(agents)}
-    trace = trace_of(served, facts, session.processes_of(agents), deep=deep)
+    trace = trace_of(served, facts, session.processes_of(agents), deep=deep, told=told)
     run = workflow.conclude(Outcome(trace, {}), settings)
     return row_of(served, run), run
 

@@ -138,7 +138,7 @@ def command(**given: Any) -> None:
     from rich.console import Console
 
     from tokentrace import attach
-    from tokentrace.attach.plan import BY_SPANS, plan
+    from tokentrace.attach.plan import plan
 
     asked = _Asked(**given)
     _check(asked)
@@ -146,9 +146,8 @@ def command(**given: Any) -> None:
     console = Console(stderr=asked.as_json, no_color=asked.no_color or None, highlight=False)
     endpoint = _endpoint(asked)
     found = attach.find(endpoint, pid=asked.pid)
-    by_spans = asked.watching and asked.receive is not None
-    method = "outside" if by_spans else asked.method
-    expected = plan(found, method, watching=asked.watching, told=by_spans)
+    method = asked.method
+    expected = plan(found, method, watching=asked.watching, told=asked.receive is not None)
     if asked.dry_run:
         show_plan(expected, console, as_json=asked.as_json)
         return
@@ -158,8 +157,6 @@ def command(**given: Any) -> None:
     prompt = _prompt(asked)
     code, done = 0, None
     with receiving(asked.receive) as settings.receiver, attach.open(found, method=method) as attached:
-        if by_spans:
-            attached.reason, attached.fix = BY_SPANS
         if not asked.quiet:
             show_attached(attached, console, settings.receiver)
         if prompt is None:
@@ -187,13 +184,6 @@ def _check(asked: _Asked) -> None:
             raise UsageError("a prompt and --for or --requests exclude each other", fix="leave one of them out")
         if asked.output is not None:
             raise UsageError("-o writes one trace, and watching makes many", fix="use --out DIR, or tokentrace export")
-        inside = [f"--method {asked.method}"] * (asked.method not in ("auto", "outside"))
-        inside += ["--deep"] * asked.deep + ["--with-text"] * asked.with_text
-        if asked.receive is not None and inside:
-            raise UsageError(
-                f"--receive watches by the server's own spans, from outside, and {inside[0]} is for looking inside",
-                fix="leave one of them out",
-            )
     elif prompt is None and not asked.dry_run:
         raise UsageError(
             "nothing was asked for",
@@ -292,9 +282,21 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
     from tokentrace.attach.watch import show as show_rows
 
     receiver = settings.receiver
+    why = f": {attached.reason}" if attached.reason else ""
     if not attached.agents and receiver is None:
-        why = f": {attached.reason}" if attached.reason else ""
         raise AttachError(f"requests of others are seen from inside the server only{why}", fix=attached.fix)
+    inside = ["--deep"] * asked.deep + ["--with-text"] * asked.with_text
+    if not attached.agents and inside:
+        raise AttachError(
+            f"the server's own spans of a request have nothing for {inside[0]}, which looks inside the server{why}",
+            fix=attached.fix or f"leave {inside[0]} out",
+        )
+    if attached.agents and receiver is not None and not asked.quiet:
+        console.print(
+            "each request is shown when the server's own span of it has come, or "
+            f"{receiver.patience_s:g} s after its end\n",
+            markup=False,
+        )
     rows: list[Row] = []
     errors: list[str] = []
     interrupted = False
@@ -307,9 +309,10 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
             idle(count)
 
         bounds: dict[str, Any] = {"for_s": asked.for_s, "requests": asked.requests, "idle": noted}
-        if receiver is not None:
+        if receiver is not None and not attached.agents:
             return watch_told(attached, settings, receiver, **bounds)
-        return watch(attached, settings, with_text=asked.with_text, deep=asked.deep, steps=asked.steps, **bounds)
+        more: dict[str, Any] = {"with_text": asked.with_text, "deep": asked.deep, "steps": asked.steps}
+        return watch(attached, settings, receiver=receiver, **more, **bounds)
 
     def runs(idle: Any) -> Any:
         nonlocal interrupted

@@ -42,12 +42,20 @@ class Account:
 
 
 def account(
-    spans: Sequence[ReceivedSpan], exchange: Exchange, parent_id: int, process: str, *, phases: bool
+    spans: Sequence[ReceivedSpan],
+    exchange: Exchange,
+    parent_id: int,
+    process: str,
+    *,
+    phases: bool,
+    above: str = "chat",
+    join: str = "time",
 ) -> Account:
-    """The records of the spans of one request, whose client span is `parent_id`. `phases`: make them of the figures."""
+    """The records of the spans of one request, whose client span is `parent_id`. `phases`: make them of the figures.
+    Spans that do not name it as their parent hang below the record with the key `above`; `join` says what told so."""
     offset = _offset(spans, exchange)
     ids = {span.span_id for span in spans}
-    records = [_record(span, ids, parent_id, process, offset) for span in spans]
+    records = [_record(span, ids, parent_id, process, offset, above, join) for span in spans]
     main = next((span for span in spans if number(span.attributes, FIRST_TOKEN) is not None), None)
     figures = figures_of(main) if main is not None else {}
     if main is not None and phases:
@@ -75,7 +83,9 @@ def _offset(spans: Sequence[ReceivedSpan], exchange: Exchange) -> int:
     return (exchange.start_ns + exchange.end_ns - low - high) // 2
 
 
-def _record(span: ReceivedSpan, ids: set[int], parent_id: int, process: str, offset: int) -> Record:
+def _record(
+    span: ReceivedSpan, ids: set[int], parent_id: int, process: str, offset: int, above: str, join: str
+) -> Record:
     attributes: dict[str, Any] = {**span.attributes, SOURCE: "otlp"}
     if span.scope:
         attributes["otel.scope.name"] = span.scope
@@ -94,9 +104,9 @@ def _record(span: ReceivedSpan, ids: set[int], parent_id: int, process: str, off
         process,
         span_id=span.span_id,
         parent_id=span.parent_id if known else 0,
-        parent_key="" if known else "chat",
+        parent_key="" if known else above,
         key=_key(span),
-        join="traceparent" if known else "time",
+        join="traceparent" if known else join,
         flow=True,
         envelope=True,
         kind=span.kind,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tokentrace.exchange import Exchange
 from tokentrace.host import this_host
@@ -12,6 +13,14 @@ from tokentrace.receive.account import LAYER, OUT_NS, Account, account, pid_of
 from tokentrace.receive.receiver import Receiver
 from tokentrace.receive.spans import ReceivedSpan
 from tokentrace.stitch import PassRecords
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the server told of one request. `missing`: why nothing, and what to do; None when nothing was to come."""
+
+    spans: list[ReceivedSpan] = field(default_factory=list)
+    missing: tuple[str, str] | None = None
 
 
 def add_account(
@@ -35,14 +44,26 @@ def add_account(
     for one in asked:
         assert one.exchange is not None
         mine = _of(one, asked, spans)
-        if mine:
-            known = {**processes, **found}
-            key, process = process_of(mine[0], known, same_clock=_lies_in(mine[0], one.exchange))
-            found.setdefault(key, process)
-            add(one, account(mine, one.exchange, one.client_span_id, key, phases=not _engine_seen(one)))
-        else:
-            _missing(one, receiver)
-    return {key: process for key, process in found.items() if key not in processes}
+        told = Told(mine, None if mine else why_missing(receiver))
+        found.update(add_told(one, told, {**processes, **found}))
+    return found
+
+
+def add_told(
+    one: PassRecords, told: Told, processes: Mapping[str, Process], above: str = "chat", join: str = "time"
+) -> dict[str, Process]:
+    """Add what was told to the pass: spans below its client's span (or the record `above`, see `account`), and figures.
+    Gives the process that sent it if it is not among `processes`."""
+    if told.missing is not None:
+        reason, fix = told.missing
+        _with_facts(one, {"server_missing": reason, "server_fix": fix}, seen=False)
+    if not told.spans:
+        return {}
+    assert one.exchange is not None
+    key, process = process_of(told.spans[0], processes, same_clock=_lies_in(told.spans[0], one.exchange))
+    phases = not _engine_seen(one)
+    add(one, account(told.spans, one.exchange, one.client_span_id, key, phases=phases, above=above, join=join))
+    return {} if key in processes else {key: process}
 
 
 def _of(one: PassRecords, asked: Sequence[PassRecords], spans: Sequence[ReceivedSpan]) -> list[ReceivedSpan]:
@@ -93,13 +114,8 @@ def add(one: PassRecords, told: Account) -> None:
     _with_facts(one, facts, seen=True)
 
 
-def _missing(one: PassRecords, receiver: Receiver) -> None:
-    reason, fix = why_missing(receiver)
-    _with_facts(one, {"server_missing": reason, "server_fix": fix}, seen=False)
-
-
-def why_missing(receiver: Receiver) -> tuple[str, str]:
-    """Why the server's account is not there, and what to do."""
+def why_missing(receiver: Receiver, *, watching: bool = False) -> tuple[str, str]:
+    """Why the server's account is not there, and what to do. `watching`: the request is somebody else's."""
     where = receiver.where
     flag = f"--otlp-traces-endpoint http://127.0.0.1:{receiver.grpc_port}"
     if receiver.unreadable:
@@ -107,7 +123,7 @@ def why_missing(receiver: Receiver) -> tuple[str, str]:
             f"what came to {where} is no OTLP in protobuf",
             "start the server with OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=grpc (or http/protobuf, for the HTTP port)",
         )
-    if receiver.refused:
+    if receiver.refused and not watching:
         return (
             f"{receiver.refused} of its spans came to {where}, and none of this request's trace",
             "see whether something on the way drops the header traceparent, or whether the server takes only a share "
@@ -116,7 +132,9 @@ def why_missing(receiver: Receiver) -> tuple[str, str]:
     if receiver.messages:
         return (
             f"what it sent to {where} had no span of this request",
-            "send the prompt again; if that does not help, see the server's log",
+            "see whether the server takes only a share of all traces (OTEL_TRACES_SAMPLER), and its log"
+            if watching
+            else "send the prompt again; if that does not help, see the server's log",
         )
     return (
         f"it sent nothing to {where} within {receiver.patience_s:g} s",
