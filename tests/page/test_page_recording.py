@@ -76,3 +76,34 @@ def test_a_page_without_the_recordings_own_times_says_whose_they_are(opened: Cal
     one = opened(importers.load([str(LARGE)]).trace)
     assert "Times by layer are those of the spans shown" in one.page.locator("#headline").inner_text()
     assert one.page.locator("#gaps .gap").count() == 0
+
+
+def test_the_keys_go_through_the_steps_of_a_recording(opened: Callable[..., Opened]) -> None:
+    trace, report, _ = _import(LARGE)
+    rows = [row for row in range(len(trace)) if trace.names[trace.name[row]] == "step" and trace.layer[row] == 6]
+    steps = sorted((trace.attributes(row) for row in rows), key=lambda own: own["tokentrace.step.index"])
+    assert len(steps) > 2, "or this test shows nothing"
+    one = opened(trace, report)
+    assert one.page.locator("#steps .frame").count() == len(steps)
+    assert one.page.locator("#way-keys").is_visible()
+    for number, own in enumerate(steps):
+        one.press("ArrowRight")
+        assert one.do("() => tokentrace.state.frame") == number
+        ends = one.page.locator(".ends").inner_text()
+        kernels = f"{own['tokentrace.step.kernels']:,} kernels"
+        assert f"step {own['tokentrace.step.index']}" in ends and own["tokentrace.step.name"] in ends
+        assert kernels in ends and duration(own["tokentrace.step.busy_ns"]) in ends and "token" not in ends
+        assert kernels in one.page.locator("#lane-3").inner_text(), "the kernels that are shown are fewer"
+    one.press("w")
+    assert one.do("() => tokentrace.state.frame") == -1
+
+
+def test_a_recording_without_steps_offers_no_keys_for_them(opened: Callable[..., Opened]) -> None:
+    one = opened(*_import(WIDE[1])[:2])
+    assert one.page.locator("#steps .frame").count() == 0
+    assert not one.page.locator("#way-keys").is_visible()
+    one.press("ArrowRight", "p", "ArrowRight")
+    assert one.do("() => tokentrace.state.frame") == -1
+    one.press("?")
+    card = one.page.locator("#help").inner_text()
+    assert "light or dark" in card and "step" not in card and "play" not in card

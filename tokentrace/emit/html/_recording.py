@@ -9,6 +9,7 @@ from tokentrace.layers import MARKS
 from tokentrace.wording import duration, plural, share
 
 if TYPE_CHECKING:
+    from tokentrace.analyze._passes import PassView
     from tokentrace.model import Trace
     from tokentrace.report import Report
 
@@ -38,6 +39,23 @@ def story(trace: Trace) -> dict[str, Any] | None:
         if name not in marks:
             layers[str(layer)] = layers.get(str(layer), 0) + 1
     return {**found, "layers": layers}
+
+
+def steps(trace: Trace, view: PassView) -> dict[int, dict[str, Any]]:
+    """By index what the importer counted of each step before anything was folded: name, kernels, busy_ns.
+
+    Empty for what is no recording.
+    """
+    if counts(trace) is None:
+        return {}
+    found = {}
+    for row in view.rows:
+        if trace.layer[row] == 6 and trace.names[trace.name[row]] == "step":
+            own = trace.attributes(row)
+            index = own.get("tokentrace.step.index")
+            if isinstance(index, int):
+                found[index] = {key: own.get(f"tokentrace.step.{key}") for key in ("name", "kernels", "busy_ns")}
+    return found
 
 
 def told(trace: Trace, report: Report) -> Report:

@@ -11,6 +11,7 @@ from tokentrace.emit.html._evidence import evidence, slowest_row
 from tokentrace.emit.perfetto import WATTS, WATTS_AT
 from tokentrace.layers import MARKS, load
 from tokentrace.version import __version__
+from tokentrace.wording import plural
 
 if TYPE_CHECKING:
     from tokentrace.analyze import Analysis, PassTimes
@@ -62,6 +63,7 @@ def _cut(text: str) -> str:
 def _pass(trace: Trace, found: Analysis, one: PassTimes, epoch: int) -> dict[str, Any]:
     view = one.view
     is_folded = folded(trace, view)
+    recorded = _recording.steps(trace, view)
     return {
         "name": one.name,
         "row": max(view.row, 0),
@@ -74,11 +76,16 @@ def _pass(trace: Trace, found: Analysis, one: PassTimes, epoch: int) -> dict[str
         "tokens": {way: view.exchange.get(f"{way}_tokens") for way in ("input", "output")},
         "folded": is_folded,
         # A fold reaches from its first span to its last: own times of a folded pass are the report's, not the trace's.
-        "frames": [_frame(frame, is_folded) for frame in frames(trace, found, one.name)],
+        "frames": [_frame(frame, is_folded, recorded) for frame in frames(trace, found, one.name)],
     }
 
 
-def _frame(frame: Frame, is_folded: bool) -> dict[str, Any]:
+def _frame(frame: Frame, is_folded: bool, recorded: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    forms = {f"{layer}.{way}": form for (layer, way), form in frame.forms.items()}
+    step = recorded.get(frame.step.index) if frame.step is not None and frame.step.index is not None else None
+    if is_folded and step is not None and step["kernels"] and "3.down" in forms:
+        # What is shown of the step is fewer.
+        forms["3.down"] = (forms["3.down"][0], plural(step["kernels"], "kernel"))
     return {
         "phase": frame.phase,
         "start": frame.start_ns,
@@ -86,9 +93,10 @@ def _frame(frame: Frame, is_folded: bool) -> dict[str, Any]:
         "own": None if is_folded else {f"{layer}.{way}": spent for (layer, way), spent in frame.own.items()},
         "unattributed": None if is_folded else frame.unattributed_ns,
         "estimated": frame.estimated,
-        "forms": {f"{layer}.{way}": form for (layer, way), form in frame.forms.items()},
+        "forms": forms,
         "tokens": [token.as_dict() for token in frame.tokens],
         "step": frame.step.as_dict() if frame.step is not None else None,
+        "recorded": step,
     }
 
 

@@ -3,10 +3,12 @@
 import { h } from "./dom.js";
 import { toggleTheme } from "./theme.js";
 
-const LISTED = [
-  ["← →", "one step of the reply back or on"],
+const OF_STEPS = [
+  ["← →", "one step back or on"],
   ["w", "the whole, not one step"],
   ["p", "play the steps, or stop"],
+];
+const LISTED = [
   ["/", "search; Enter and Shift Enter go through what was found"],
   ["Esc", "close the chosen span or the search"],
   ["t", "light or dark"],
@@ -20,7 +22,7 @@ export function listenKeys(state, steps, search) {
   const card = document.getElementById("help");
   card.append(
     h("h2", { id: "help-title" }, "Keys"),
-    h("dl", {}, LISTED.map(([key, text]) => [h("dt", {}, key.includes(" ") && key.startsWith("on") ? key : h("kbd", {}, key)), h("dd", {}, text)])),
+    h("dl", {}, [...(steps.any ? OF_STEPS : []), ...LISTED].map(([key, text]) => [h("dt", {}, key.includes(" ") && key.startsWith("on") ? key : h("kbd", {}, key)), h("dd", {}, text)])),
     h("form", { method: "dialog" }, h("button", { type: "submit" }, "Close")),
   );
   // The page may send no form anywhere, so the dialog is closed by hand.

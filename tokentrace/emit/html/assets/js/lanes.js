@@ -1,9 +1,9 @@
 /* The eight layers as lanes: the token goes down on the left and comes up on the right, in the form it has there. */
 
 import { h, put } from "./dom.js";
-import { count, duration, fact, share, visible } from "./format.js";
+import { count, duration, fact, known, share, visible } from "./format.js";
 import { drawRails } from "./rails.js";
-import { textOf, title } from "./steps.js";
+import { numbered, textOf, title } from "./steps.js";
 
 const WAYS = ["down", "up"];
 
@@ -69,6 +69,9 @@ function at(row, way, { pass, frame, told, isMain, chain }) {
 
 function ends(trace, state, now) {
   const { report } = trace.story;
+  const word = ([shown, small]) => h("div.word", {}, h("p", {}, shown.length > 160 ? `${shown.slice(0, 160)}…` : shown), h("small", {}, small));
+  const recorded = now.frame?.recorded;
+  if (recorded) return h("div.row.ends", {}, word([numbered(now.frame), recorded.name ?? "starts here"]), word(counted(recorded)));
   const frames = now.pass.frames;
   const other = trace.chain && now.pass.name !== trace.story.headline;
   const start = other ? [now.pass.name, "this call starts here"] : [report.prompt || "what was recorded", report.prompt ? "the prompt goes in" : "starts here"];
@@ -76,8 +79,13 @@ function ends(trace, state, now) {
   const given = before ? [visible(textOf(before)) || "end", "the token before goes in"] : start;
   const text = now.frame ? visible(textOf(now.frame)) : other ? now.pass.reply : report.reply;
   const gone = now.frame ? [text || (now.frame.tokens.length ? "(no text)" : "no token yet"), title(now.frame, state.frame)] : [text || (report.error ? "no reply" : "ends here"), text ? "the reply comes back" : ""];
-  const word = ([shown, small]) => h("div.word", {}, h("p", {}, shown.length > 160 ? `${shown.slice(0, 160)}…` : shown), h("small", {}, small));
   return h("div.row.ends", {}, word(given), word(gone));
+}
+
+/** A step of a recording ends with what the chip did for it. */
+function counted({ kernels, busy_ns: busy }) {
+  if (!known(kernels)) return ["ends here", ""];
+  return [count(kernels, "kernel"), known(busy) && kernels ? `the chip was at work on them for ${duration(busy)}` : "ends here"];
 }
 
 /** A recording may hold more than the page shows. */

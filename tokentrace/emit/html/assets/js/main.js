@@ -65,6 +65,8 @@ function show(trace) {
   showHeadline(trace, state, go);
   showPasses(trace, state);
   const steps = showSteps(trace, state);
+  document.getElementById("way-keys").hidden = !steps.any;
+  if (recording) document.getElementById("way-title").textContent = "Layer by layer";
   showLanes(trace, state, go);
   showDetails(trace, state, timeline);
   const search = showSearch(trace, state, timeline);

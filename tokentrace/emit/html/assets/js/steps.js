@@ -3,6 +3,8 @@
 import { announce, check, h, put, radios } from "./dom.js";
 import { duration, visible } from "./format.js";
 
+/** Beyond this many a phone has no room for the word before a step's number. */
+const FEW = 5;
 const MANY = 60;
 /** Beyond this many a column is one bar: the layers inside would be thinner than a pixel. */
 const PLAIN = 400;
@@ -10,9 +12,10 @@ const HEIGHT = 84;
 const PACE_MS = 1500;
 
 export function showSteps(trace, state) {
-  let timer = 0;
+  let timer = 0, buttons = [];
   const pass = () => trace.story.passes.find((one) => one.name === state.pass);
   const move = (by) => {
+    if (!buttons.length) return;
     const last = pass().frames.length - 1;
     state.set({ frame: Math.min(Math.max(state.frame + by, -1), last) });
   };
@@ -22,19 +25,19 @@ export function showSteps(trace, state) {
     document.getElementById("play")?.setAttribute("aria-pressed", "false");
   };
   const play = () => {
+    if (!buttons.length) return;
     if (timer) return stop();
     if (state.frame >= pass().frames.length - 1) state.set({ frame: -1 });
     move(1);
     timer = setInterval(() => (state.frame >= pass().frames.length - 1 ? stop() : move(1)), PACE_MS);
     document.getElementById("play").setAttribute("aria-pressed", "true");
   };
-  let buttons = [];
   const draw = () => {
     stop();
     const { frames } = pass();
-    buttons = frames.length > 1 || frames.some((frame) => frame.tokens.length) ? columns(frames) : [];
+    buttons = several(pass()) ? columns(frames) : [];
     if (!buttons.length) return put("steps");
-    const strip = h(`div.strip${frames.length > MANY ? ".many" : ""}`, { "aria-label": "Steps of the reply" }, buttons);
+    const strip = h(`div.strip${frames.length > MANY ? ".many" : ""}`, { "aria-label": trace.story.recording ? "Steps of the recording" : "Steps of the reply" }, buttons);
     radios(strip, buttons, (index) => state.set({ frame: index }));
     put("steps", controls(trace, state, move, play), strip);
     mark();
@@ -50,7 +53,12 @@ export function showSteps(trace, state) {
   state.on(["pass"], () => { draw(); });
   state.on(["frame"], mark);
   draw();
-  return { move, play };
+  return { move, play, any: trace.story.passes.some(several) };
+}
+
+/** Is there more than one thing to go through? */
+function several({ frames }) {
+  return frames.length > 1 || frames.some((frame) => frame.tokens.length);
 }
 
 function controls(trace, state, move, play) {
@@ -75,7 +83,7 @@ function columns(frames) {
       "button.frame", { type: "button", title: `${title(frame, index)}: ${duration(length)}${frame.unattributed ? `, ${duration(frame.unattributed)} of it of no layer` : ""}` },
       h("span", {}, duration(length)),
       h("div.stack", { style: { height: `${Math.max((HEIGHT * length) / longest, 2)}px` } }, frames.length > PLAIN ? null : stack(frame)),
-      h(`span.chip${text ? "" : ".none"}`, {}, text ? visible(text) : frame.tokens.length ? "end" : frame.phase),
+      h(`span.chip${text ? "" : ".none"}`, {}, text ? visible(text) : frame.tokens.length ? "end" : frame.recorded ? (frames.length > FEW && frame.phase === "step" ? `#${frame.step.index}` : numbered(frame)) : frame.phase),
     );
   });
 }
@@ -96,8 +104,14 @@ export function textOf(frame) {
   return frame.tokens.map((token) => token.text).join("");
 }
 
+/** "decode 12": a step of a recording, by its phase and its number there. */
+export function numbered(frame) {
+  return `${frame.phase} ${frame.step.index}`;
+}
+
 /** "prefill, token 1 “Hello” (id 19556)" */
 export function title(frame, index) {
+  if (frame.recorded) return [numbered(frame), frame.recorded.name].filter(Boolean).join(", ");
   const tokens = frame.tokens.map((token) => {
     const id = token.id === null ? "" : ` (id ${token.id})`;
     return `token ${token.index + 1}${token.text ? ` “${token.text}”` : ""}${id}`;
