@@ -74,6 +74,7 @@ def run_string(pid: int, started: int, executable: str, code: str, timeout_s: fl
                     break
             if time.monotonic() > deadline:
                 raise BorrowError("busy", "no thread of the process waits in a place where it can be borrowed")
+            same_process(pid, started, executable)  # one that has ended stays in /proc until its parent looks
             time.sleep(0.002)
     except ImageError as error:
         raise BorrowError("image", str(error)) from error
