@@ -296,6 +296,7 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
             "each request is shown when the server's own span of it has come, or "
             f"{receiver.patience_s:g} s after its end\n",
             markup=False,
+            soft_wrap=True,
         )
     rows: list[Row] = []
     errors: list[str] = []
