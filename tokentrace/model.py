@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -19,7 +20,7 @@ AttributeValue: TypeAlias = (
 Attributes: TypeAlias = dict[str, Any]
 
 # OTLP enum values, so that no table has to translate them.
-KIND_INTERNAL, KIND_SERVER, KIND_CLIENT, KIND_CONSUMER = 1, 2, 3, 5
+KIND_INTERNAL, KIND_SERVER, KIND_CLIENT, KIND_PRODUCER, KIND_CONSUMER = 1, 2, 3, 4, 5
 STATUS_UNSET, STATUS_OK, STATUS_ERROR = 0, 1, 2
 
 DOWN, UP = "down", "up"
@@ -246,6 +247,15 @@ class Trace:
         merged = {**self.attributes(row), **more}
         self.shape[row] = self.intern_shape(tuple(merged))
         self.values[row] = tuple(merged.values())
+
+    def overlay(self) -> Trace:
+        """A trace in which parents, kinds and attributes can be changed without changing this one. It shares the rest:
+        add no span to either while both are in use."""
+        found = copy(self)
+        found.parent, found.kinds = list(self.parent), dict(self.kinds)
+        found.shape, found.values = list(self.shape), list(self.values)
+        found.shapes, found._shape_index = list(self.shapes), dict(self._shape_index)
+        return found
 
     def span(self, row: int) -> Span:
         status, message = self.statuses.get(row, (STATUS_UNSET, ""))

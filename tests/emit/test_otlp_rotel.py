@@ -9,6 +9,7 @@ from support.otlp_receiver import OtlpReceiver, produced
 from support.rotel import collector
 from support.traces import run_trace
 
+from tokentrace.emit._shown import shown
 from tokentrace.emit.otlp_send import OtlpTarget, send
 
 
@@ -20,4 +21,4 @@ def test_every_span_comes_through_unchanged(protocol: str, tmp_path: Path) -> No
         delivery = send(trace, OtlpTarget(endpoint, protocol), environ={})
         assert delivery.ok, delivery
         behind.wait_for(len(trace))
-        assert behind.received() == produced(trace)
+        assert behind.received() == produced(shown(trace))

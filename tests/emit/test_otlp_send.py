@@ -12,10 +12,16 @@ from support.http_servers import Refusing
 from support.otlp_receiver import Fault, OtlpReceiver, certificate, produced
 from support.traces import run_trace
 
+from tokentrace.emit._shown import shown
 from tokentrace.emit.otlp_send import Delivery, OtlpTarget, send
 from tokentrace.model import Trace
 
 PROTOCOLS = ["http/protobuf", "grpc"]
+
+
+def sent(trace: Trace) -> dict[int, dict[str, Any]]:
+    """What is to arrive; what `shown` changes has its own tests."""
+    return produced(shown(trace))
 
 
 def target(receiver: OtlpReceiver, protocol: str, **more: Any) -> OtlpTarget:
@@ -40,7 +46,7 @@ def test_what_arrives_is_what_was_produced(protocol: str, gzip: bool) -> None:
             send(trace, target(receiver, protocol, gzip=gzip), environ={}, progress=lambda *x: seen.append(x))
         )
         assert delivery == Delivery(len(trace), accepted=len(trace))
-        assert receiver.received() == produced(trace)
+        assert receiver.received() == sent(trace)
         assert receiver.calls == 3
     assert seen == [(4000, len(trace)), (8000, len(trace)), (len(trace), len(trace))]
 
@@ -63,7 +69,7 @@ def test_a_passing_fault_is_waited_for(protocol: str, fault: Fault) -> None:
     with OtlpReceiver() as receiver:
         receiver.faults.append(fault)
         assert balanced(send(trace, target(receiver, protocol), environ={})).ok
-        assert receiver.received() == produced(trace)
+        assert receiver.received() == sent(trace)
         assert receiver.calls == 2
 
 
@@ -104,7 +110,7 @@ def test_a_receiver_with_a_small_limit_gets_smaller_batches(protocol: str) -> No
     trace = run_trace(2000)
     with OtlpReceiver(max_bytes=100_000) as receiver:
         assert balanced(send(trace, target(receiver, protocol), environ={})).ok
-        assert receiver.received() == produced(trace)
+        assert receiver.received() == sent(trace)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -115,7 +121,7 @@ def test_a_single_span_beyond_the_limit_is_the_only_one_lost(protocol: str) -> N
         delivery = balanced(send(trace, target(receiver, protocol), environ={}))
         assert delivery.rejected == 1
         assert "limit" in delivery.fix
-        expected = produced(trace)
+        expected = sent(trace)
         del expected[trace.span_id[5]]
         assert receiver.received() == expected
 
@@ -127,7 +133,7 @@ def test_spans_whose_texts_fill_a_receivers_4_mib_are_split_by_bytes(protocol: s
         trace.set_attributes(row, {"note": "n" * 4000})
     with OtlpReceiver() as receiver:
         assert balanced(send(trace, target(receiver, protocol), environ={})).ok
-        assert receiver.received() == produced(trace)
+        assert receiver.received() == sent(trace)
         assert max(map(len, receiver.bodies)) < 3 * 2**20
         assert sum(map(len, receiver.bodies)) > 4 * 2**20
 
@@ -171,7 +177,7 @@ def test_a_refused_batch_costs_its_own_spans_only(protocol: str, fault: Fault) -
         receiver.faults.append(fault)
         delivery = balanced(send(trace, target(receiver, protocol), environ={}))
         assert delivery.rejected == 4000
-        expected = produced(trace)
+        expected = sent(trace)
         assert receiver.received() == {s.span_id: expected[s.span_id] for s in trace.spans if s.row >= 4000}
     assert f"{len(trace) - 4000:,} of {len(trace):,} spans arrived" in delivery.message
 
@@ -251,7 +257,7 @@ def test_tls_with_the_right_authority_with_none_and_without_tls(protocol: str, t
     trace = run_trace(50)
     with OtlpReceiver(tls=files) as receiver:
         assert balanced(send(trace, target(receiver, protocol, certificate=str(files[0])), environ={})).ok
-        assert receiver.received() == produced(trace)
+        assert receiver.received() == sent(trace)
         delivery = balanced(send(trace, target(receiver, protocol), environ={}))
         assert "TLS" in delivery.message
         assert "OTEL_EXPORTER_OTLP_CERTIFICATE" in delivery.fix

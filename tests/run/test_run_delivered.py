@@ -13,6 +13,7 @@ from support.otlp_receiver import OtlpReceiver, produced
 from support.rotel import collector
 
 from tokentrace import emit
+from tokentrace.emit._shown import shown
 
 pytestmark = pytest.mark.model
 COMMAND = [sys.executable, "-c", "from tokentrace.cli import main; main()"]
@@ -31,7 +32,7 @@ def test_a_whole_run_arrives_over_http_and_grpc_at_our_receiver_and_at_a_foreign
         told = tokentrace(tmp_path, "run", "Hi", "--max-tokens", "4", "--json", "--otlp", receiver.http_url)
         report = orjson.loads(told)
         trace = emit.load(Path(report["files"][0]))
-        made = produced(trace)
+        made = produced(shown(trace))
         assert report["spans"]["produced"] == report["spans"]["accepted"] == len(trace) > 1000
         assert report["spans"]["rejected"] == 0
         assert receiver.received() == made

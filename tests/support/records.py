@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tokentrace.errors import EndpointError
 from tokentrace.exchange import Chunk, Exchange, Phase
-from tokentrace.model import KIND_CLIENT, KIND_SERVER, IdSource, Record
+from tokentrace.model import KIND_CLIENT, KIND_SERVER, IdSource, Record, Trace
 from tokentrace.probe import LayerState
-from tokentrace.stitch import PassRecords
+from tokentrace.stitch import PassRecords, stitch
 
 T0 = 1_790_000_000_000_000_000
 US, MS = 1_000, 1_000_000
@@ -156,3 +156,18 @@ def _step(add, index, start, end, deep, modules, operators, compile_ms, cached) 
             add("leaf aten::mm", 3, low + 2 * US, low + inner - 3 * US,
                 attributes={"tokentrace.duration_ns": inner - 5 * US}, **here)  # fmt: skip
         clock += room
+
+
+def three_passes(steps: int = 3) -> Trace:
+    """A default run with a sensor that is on for the whole request."""
+    ids = IdSource(3)
+    passes = [
+        request_pass("cold", ids=ids, deep=False, compile_ms=30, steps=steps),
+        request_pass("warm", ids=ids, deep=False, at=T0 + 10**9, steps=steps),
+        request_pass("deep", ids=ids, at=T0 + 2 * 10**9, prefill_ms=60, decode_ms=15, steps=steps),
+    ]
+    for one in passes:
+        asked = one.exchange
+        assert asked is not None
+        one.records.append(Record("power nvml", 1, asked.start_ns, asked.end_ns, parent_key="chat", process="100"))
+    return stitch(passes, ids=ids)

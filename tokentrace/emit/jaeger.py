@@ -6,8 +6,7 @@ microsecond shows as 0 µs and keeps its true length in the tag `tokentrace.dura
 
 Read in jaeger-ui's source: a span whose `error` tag is truthy is drawn as failed, even for the text "false"; a
 child outside its parent is shifted ("clock skew") unless both resources carry a host; of several references the
-first CHILD_OF is the parent; a browser's numbers are exact to 2^53; its critical path is walked by recursion, and ends
-with the browser's stack (`_critical_path`).
+first CHILD_OF is the parent; a browser's numbers are exact to 2^53. What its critical path needs is in `_shown`.
 """
 
 from __future__ import annotations
@@ -19,18 +18,14 @@ from typing import Any
 
 import orjson
 
-from tokentrace.emit import _critical_path, _rows
+from tokentrace.emit import _rows
 from tokentrace.emit._atomic import atomic
 from tokentrace.emit._resource import Resources
+from tokentrace.emit._shown import KINDS, path_remark, shown
 from tokentrace.emit._values import clean_text, for_browser
-from tokentrace.model import KIND_CONSUMER, STATUS_ERROR, STATUS_OK, STATUS_UNSET, Event, Trace
-from tokentrace.wording import plural
+from tokentrace.model import KIND_INTERNAL, STATUS_ERROR, STATUS_OK, STATUS_UNSET, Event, Trace
 
-#: OTLP span kinds as Jaeger's `span.kind` tag names them.
-_KINDS = {1: "internal", 2: "server", 3: "client", 4: "producer", 5: "consumer"}
 DURATION = "tokentrace.duration_ns"
-#: On a span that is left off the critical path, and on the root: the level (the root is 0) down to which it goes.
-BESIDE, PATH_LEVEL = "tokentrace.beside_critical_path", "tokentrace.critical_path.level"
 
 
 def write(trace: Trace, path: Path | str, environ: Mapping[str, str] | None = None) -> None:
@@ -42,48 +37,37 @@ def write(trace: Trace, path: Path | str, environ: Mapping[str, str] | None = No
 
 def parts(trace: Trace, environ: Mapping[str, str] | None = None) -> Iterator[bytes]:
     """The file in pieces: `{"data": [{"traceID", "spans", "processes", "warnings"}]}`."""
+    trace = shown(trace)
     resources = Resources(trace, os.environ if environ is None else environ)
     processes: dict[tuple[str, int], str] = {}
     trace_id = trace.trace_id_hex
-    level, beside = _critical_path.beyond(trace)
-    left_off = set(beside)
     yield b'{"data":[{"traceID":"' + trace_id.encode() + b'","spans":['
     for row in range(len(trace)):
         key = (trace.process[row], trace.layer[row])
         process = processes.setdefault(key, f"p{len(processes) + 1}")
-        more = {BESIDE: True} if row in left_off else {PATH_LEVEL: level} if beside and not row else {}
-        yield (b",\n" if row else b"\n") + orjson.dumps(_span(trace, row, trace_id, process, more))
+        yield (b",\n" if row else b"\n") + orjson.dumps(_span(trace, row, trace_id, process))
     described = {}
     for key, process in processes.items():
         attributes = resources.get(*key).attributes
         tags = {name: value for name, value in attributes.items() if name != "service.name"}
         described[process] = {"serviceName": clean_text(str(attributes["service.name"])), "tags": _tags(tags)}
-    yield (
-        b'\n],"processes":'
-        + orjson.dumps(described)
-        + b',"warnings":'
-        + orjson.dumps(_warned(trace, level, len(beside)))
-        + b"}]"
-    )
+    yield b'\n],"processes":' + orjson.dumps(described) + b',"warnings":' + orjson.dumps(_warned(trace)) + b"}]"
     yield b',"total":0,"limit":0,"offset":0,"errors":null}\n'
 
 
-def _warned(trace: Trace, level: int, beside: int) -> list[str] | None:
+def _warned(trace: Trace) -> list[str] | None:
     found = []
     if lost := trace.meta.get("lost"):
         found.append(f"{lost} spans were lost: {trace.meta.get('lost_reason', 'reason unknown')}")
-    if beside:
-        found.append(
-            f"the critical path goes down to level {level}: with the {plural(beside, 'span')} of the next level, and "
-            "what is below them, it would be longer than Jaeger can compute; they are marked as consumers"
-        )
+    if remark := path_remark(trace):
+        found.append(remark)
     return found or None
 
 
-def _span(trace: Trace, row: int, trace_id: str, process: str, more: Mapping[str, Any]) -> dict[str, Any]:
+def _span(trace: Trace, row: int, trace_id: str, process: str) -> dict[str, Any]:
     start_ns, end_ns, parent = trace.start_ns[row], trace.end_ns[row], trace.parent[row]
     own = trace.attributes(row)
-    tags = {**own, **_rows.extras(own, _rows.columns(trace, row)).attributes, **more}
+    tags = {**own, **_rows.extras(own, _rows.columns(trace, row)).attributes}
     references = [_reference("CHILD_OF", trace_id, trace.span_id[parent])] if parent >= 0 else []
     references += [_reference("FOLLOWS_FROM", trace_id, link.span_id) for link in trace.links.get(row, ())]
     start_us = start_ns // 1000
@@ -113,7 +97,7 @@ def _span_tags(trace: Trace, row: int, attributes: dict[str, Any]) -> list[dict[
         # Only the status decides what is drawn as failed.
         tags["attribute.error"] = tags.pop("error")
     tags.setdefault(DURATION, trace.end_ns[row] - trace.start_ns[row])
-    if kind := _KINDS.get(KIND_CONSUMER if BESIDE in attributes else trace.kinds.get(row, 1)):
+    if kind := KINDS.get(trace.kinds.get(row, KIND_INTERNAL)):
         tags["span.kind"] = kind
     if status == STATUS_OK:
         tags["otel.status_code"] = "OK"

@@ -20,6 +20,7 @@ from tokentrace.emit import _wire
 from tokentrace.emit._columns import as_list, bytes_of, double_column, filled, int_column
 from tokentrace.emit._resource import Resources
 from tokentrace.emit._rows import ABSENT, COLUMNS, DIRECTION, ENVELOPE, LAYER, RESERVED, THREAD
+from tokentrace.emit._shown import shown
 from tokentrace.emit._values import clean_text
 from tokentrace.model import KIND_INTERNAL, STATUS_UNSET, Event, Trace
 
@@ -122,8 +123,8 @@ def batches(
 
 
 def encode(trace: Trace, environ: Mapping[str, str] | None = None) -> list[bytes]:
-    """All requests of the trace, serialised."""
-    return [batch.body() for batch in batches(trace, environ=environ)]
+    """All requests of the trace as a receiver is to get it (`_shown`), serialised."""
+    return [batch.body() for batch in batches(shown(trace), environ=environ)]
 
 
 class _EncodedResources:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tokentrace.emit._otlp_outcome import ACCEPTED, REFUSED, RETRY, SPLIT, Outcome, Transport, Unusable
+from tokentrace.emit._shown import shown
 from tokentrace.emit.otlp_encode import Batch, batches
 from tokentrace.emit.otlp_target import GRPC, OtlpTarget
 from tokentrace.model import Trace
@@ -47,7 +48,7 @@ def send(
     progress: Callable[[int, int], None] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Delivery:
-    """Send all spans; `progress(accepted, produced)` is called after every batch.
+    """Send all spans, as `_shown` has them; `progress(accepted, produced)` is called after every batch.
 
     Never raises because of a receiver: an absent, slow, refusing or partial one is told in the Delivery. Tries
     again with growing pauses where the OTLP specification allows it, for `target.patience_s` without a batch
@@ -62,7 +63,7 @@ def send(
     except Unusable as error:
         return Delivery(produced, rejected=produced, message=f"nothing was sent, because {error}", fix=error.fix)
     try:
-        delivery = _Sender(trace, target, transport, progress).run(environ)
+        delivery = _Sender(shown(trace), target, transport, progress).run(environ)
     finally:
         transport.close()
     for secret in filter(None, target.headers.values()):

@@ -43,7 +43,8 @@ class Counts:
 def _beside(record: Record, served: bool) -> bool:
     """Whether a span only accompanies the work: a sensor, or the client waiting for a server that is seen itself.
 
-    Viewers leave such kinds off the critical path, which would else be the sensor's span from start to end.
+    What shows a critical path is given such a span beside the request: the path would else be the sensor's span from
+    start to end (`emit._shown`).
     """
     return record.layer == 1 or (served and record.envelope and record.name in ("wait", "stream"))
 
@@ -61,7 +62,7 @@ class PassWriter:
 
     def open(self, start_ns: int, end_ns: int, attributes: Mapping[str, Any], beside: bool = False) -> None:
         """Add the span of the pass itself. `beside`: another pass speaks for the run, and its critical path is the
-        run's; with the thousands of operators of a deep pass on it Jaeger's recursion gives up.
+        run's (`emit._shown`); with the thousands of operators of a deep pass on it Jaeger's recursion gives up.
         """
         central = {LAYER: 0, PASS: self.name}
         self.row = self.chat_row = self.trace.add(
