@@ -22,14 +22,22 @@ _CSS = """
 --fast:#6fd39a}}
 body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--back);max-width:64rem;margin:2rem auto;
 padding:0 1rem}
-h1{font-size:1.35rem}h2{font-size:1.05rem;margin-top:2rem}p.dim,td.dim,caption{color:var(--dim)}
+h1{font-size:1.35rem}h2{font-size:1.05rem;margin-top:2rem}p.dim,.dim,caption{color:var(--dim)}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th,td{text-align:right;padding:.2rem .5rem;border-bottom:1px solid var(--line);vertical-align:top}
 th,td:not(:first-child):not(:last-child){white-space:nowrap}
 th:first-child,td:first-child{text-align:left;overflow-wrap:anywhere;min-width:7ch}td:last-child,th:last-child{text-align:left}
 .slow{color:var(--slow)}.fast{color:var(--fast)}.bar{display:inline-block;height:.6em;background:currentColor}
-.scroll{overflow-x:auto}svg{max-width:100%;height:auto}svg text{fill:var(--dim);font:11px system-ui,sans-serif}
-@media print{body{margin:0;max-width:none}}
+h1,h2,p{overflow-wrap:anywhere}
+.scroll{overflow-x:auto;background:
+linear-gradient(to right,var(--back) 40%,transparent) 0/2rem 100% no-repeat local,
+linear-gradient(to left,var(--back) 40%,transparent) 100%/2rem 100% no-repeat local,
+linear-gradient(to right,var(--line),transparent) 0/.7rem 100% no-repeat,
+linear-gradient(to left,var(--line),transparent) 100%/.7rem 100% no-repeat}
+.scroll:focus-visible{outline:2px solid currentColor}
+@media(max-width:40rem){body{margin:1rem auto}h1{font-size:1.15rem}table{font-size:.85rem}th,td{padding:.2rem .3rem}
+td .dim{display:block;font-size:.75rem}}
+@media print{body{margin:0;max-width:none}.scroll{overflow:visible;background:none}}
 """
 
 
@@ -38,13 +46,16 @@ def text(value: object) -> str:
     return escape(clean(str(value)), quote=True)
 
 
-def write(path: Path, title: str, body: str) -> None:
-    """Write a page that needs nothing else. Raises UsageError when the file cannot be written."""
+def write(path: Path, title: str, body: str, css: str = "") -> None:
+    """Write a page that needs nothing else. `css`: more for its style sheet.
+
+    Raises UsageError when the file cannot be written.
+    """
     page = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{text(title)}</title><style>{_CSS}</style></head><body>{body}</body></html>\n"
+        f"<title>{text(title)}</title><style>{_CSS}{css}</style></head><body><main>{body}</main></body></html>\n"
     )
     with atomic(path) as out:
         out.write(page.encode("utf-8"))
@@ -55,7 +66,8 @@ def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     head = "".join(f'<th scope="col">{text(h)}</th>' for h in heads)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return (
-        f'<h2>{text(caption)}</h2><div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f'<h2>{text(caption)}</h2><div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{text(caption)}"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
 
