@@ -164,6 +164,23 @@ def test_published_damaged_files() -> None:
     assert load(recordings.large("malformed/DERIVED_trailing_comma.json")).lost == {"events": 0, "reason": ""}
 
 
+@pytest.mark.parametrize("length", [{}, {"dur": None}, {"dur": "long"}])
+def test_a_duration_that_cannot_be_read_is_told(length: dict[str, Any], tmp_path: Path) -> None:
+    rows = [recordings.kernel("k", 10, 5, 1), recordings.kernel("l", 20, 5, 2)]
+    del rows[1]["dur"]
+    found = load(recordings.trace_file(tmp_path / "t.json", [rows[0], {**rows[1], **length}]))
+    assert found.figures["kernels"] == 2 and found.figures["busy_ns"] == 5_000
+    assert found.lost == {"events": 0, "reason": "1 events had no readable duration, taken as 0"}
+
+
+def test_what_a_reason_is_called_does_not_make_it_a_cut() -> None:
+    lost = Lost()
+    lost.add(0, "cut.json is lost, and was not read to its end")
+    assert not lost.tears(10)
+    lost.add(0, "the file is shorter than it was", torn=True)
+    assert lost.tears(10)
+
+
 def test_a_hole_of_zeros_is_told(tmp_path: Path) -> None:
     """What a disk that ran full or a crash leaves: zeros within a string, which swallows the events up to its end."""
     whole = json.dumps({"traceEvents": [recordings.kernel(f"k{n}", n * 10, 5, n) for n in range(300)]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import signal
 import subprocess
@@ -107,3 +108,29 @@ def test_a_folder_tells_of_the_file_that_it_left_out(tmp_path: Path) -> None:
     (tmp_path / "b.json.gz").write_bytes(gzip.compress(b'{"other": 1}'))
     done = CliRunner().invoke(cli, ["import", str(tmp_path)])
     assert done.exit_code == 0 and "b.json.gz is JSON, but no profiler trace" in done.output
+
+
+def test_times_whose_sums_would_not_fit_are_refused(tmp_path: Path) -> None:
+    """Twelve kernels of a century each add up to less than nothing in 64 bits."""
+    rows = [recordings.kernel(f"k{n}", n, 4 * 10**15, n) for n in range(12)]
+    with pytest.raises(UsageError, match="holds times that cannot be"):
+        load(recordings.trace_file(tmp_path / "t.json", rows))
+
+
+def test_a_window_beyond_all_times_holds_the_rest(tmp_path: Path) -> None:
+    path = recordings.trace_file(tmp_path / "t.json", recordings.launches(3, 100, 5))
+    assert load(path, window=(100_000, 10**30)).figures["kernels"] == 2
+
+
+@pytest.mark.parametrize("number", [-(2**70), -1, 2**45, 2**64])
+def test_a_number_of_rocprof_that_does_not_fit_is_no_number(number: int, tmp_path: Path) -> None:
+    """Two records whose ids do not fit have nothing to do with each other."""
+    record = {"start_timestamp": 5, "end_timestamp": 9, "correlation_id": {"internal": number}}
+    records = {"kernel_dispatch": [{**record, "dispatch_info": {"kernel_id": 1}}],
+               "memory_copy": [{**record, "bytes": number}],
+               "hip_api": [{**record, "correlation_id": {"internal": number + 1}}]}  # fmt: skip
+    tool = {"metadata": {"pid": 1}, "agents": [], "kernel_symbols": [], "strings": {}, "buffer_records": records}
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps({"rocprofiler-sdk-tool": [tool]}))
+    figures = load(path).figures
+    assert (figures["kernels"], figures["orphan_kernels"], figures["busy_ns"]) == (1, 1, 4)

@@ -13,6 +13,8 @@ from typing import Any
 import recordings
 from recordings import call, kernel, trace_file
 
+from tokentrace.cli import import_
+
 MAIN = "from tokentrace.cli import main; main()"
 TINY = recordings.SMALL / "a100_simple_add_small.json.gz"
 
@@ -93,6 +95,11 @@ def on_a_terminal(code: str, path: Path) -> str:
         os.close(ours)
     assert done.returncode == 0 and json.loads(done.stdout)["figures"]["kernels"] > 0
     return told
+
+
+def test_a_window_in_milliseconds_is_exact_to_the_nanosecond() -> None:
+    """1.001 ms times a million is 1,000,999.9999999999 as a float."""
+    assert import_._window("1.001-1795872004.000001") == (1_001_000, 1_795_872_004_000_001)
 
 
 def test_a_terminal_shows_the_bytes_read_when_it_takes_long() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tokentrace.errors import UsageError
-from tokentrace.importers import jit_logs, load
+from tokentrace.importers import jit_logs, load, power_dumps
 
 T0 = 1_700_000_000_000_000  # µs
 
@@ -149,6 +150,56 @@ def test_power_sampled_beside_a_recording_becomes_a_span(tmp_path: Path) -> None
     assert "read as UTC" in used.evidence
     late = recordings.trace_file(tmp_path / "late.json", [recordings.kernel("k", T0 * 2, 5, 1)])
     assert any("No sample of p.csv lies" in f.sentence for f in load([late, tmp_path / "p.csv"]).findings)
+
+
+def test_what_beside_a_recording_has_another_clock_is_not_called_another_run(tmp_path: Path) -> None:
+    """Times from the start of the machine say nothing about a day."""
+    (tmp_path / "x.log").write_text(LOG)
+    (tmp_path / "p.csv").write_text("timestamp, index, power.draw [W]\n2023/11/14 22:13:20.000, 0, 100.00 W\n")
+    trace = recordings.trace_file(tmp_path / "t.json", [recordings.kernel("k", 5_000, 10, 1)])
+    found = load([trace, tmp_path / "x.log", tmp_path / "p.csv"])
+    recordings.check_tree(found.trace)
+    told = {f.sentence: f.status for f in found.findings}
+    for name in ("x.log", "p.csv"):
+        sentence = f"{name} cannot be joined to the recording, whose clock has no known origin."
+        assert told[sentence] == "unknown"
+    assert not any("another run" in sentence or "No sample" in sentence for sentence in told)
+    assert found.trace.end_ns[0] - found.trace.start_ns[0] == 10_000
+
+
+def triton_log(stamp: str) -> str:
+    payload = {"metadata": {"name": "add", "hash": "h"}, "times": {"ir_initialization": 2_000_000}}
+    return json.dumps({"event_type": "compilation", "timestamp": stamp, "payload": payload}) + "\n"
+
+
+def test_a_triton_log_tells_local_times(tmp_path: Path) -> None:
+    """It writes them with a Z behind them all the same, so a zone is asked for and the reading is told."""
+    path = tmp_path / "x.ndjson"
+    path.write_text(triton_log("2023-11-14T23:13:20.%fZ"))
+    (event,) = jit_logs.read(path, timezone(timedelta(hours=1))).events
+    assert event.end_ns == T0 * 1000 and event.resolution_ns == 10**9
+    told = jit_logs.findings(jit_logs.read(path))
+    assert "were read as UTC" in told[0].evidence
+    kernel = recordings.kernel("k", T0 - 1_000_000, 1_000_000, 1)
+    trace = recordings.trace_file(tmp_path / "t.json", [kernel])
+    found = load([trace, path], zone=timezone(timedelta(hours=1)))
+    (span,) = [span for span in found.trace.spans if span.name == "compile add"]
+    assert span.attributes["tokentrace.join"] == "time" and span.end_ns == T0 * 1000
+    alone = [span for span in load(path).trace.spans if span.name == "compile add"]
+    assert "tokentrace.join" not in alone[0].attributes, "there is nothing to join it to"
+
+
+def test_a_log_of_some_minutes_before_is_called_of_the_same_run_by_inference(tmp_path: Path) -> None:
+    trace = recordings.trace_file(tmp_path / "t.json", [recordings.kernel("k", T0 + 600_000_000, 10, 1)])
+    (tmp_path / "x.log").write_text(LOG)
+    told = [f.evidence for f in load([trace, tmp_path / "x.log"]).findings if "of compiling" in f.sentence]
+    assert len(told) == 1 and "apart from the recording, taken to be of the same run" in told[0]
+
+
+def test_a_dump_that_names_no_card_says_so(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text("timestamp, power.draw [W]\n2023/11/14 22:13:20.000, 100.00 W\n")
+    dump = power_dumps.read(tmp_path / "p.csv")
+    assert dump.devices == ["0"] and any("no column names the card" in note for note in dump.notes)
 
 
 def test_a_folder_holds_recording_log_and_power_together(tmp_path: Path) -> None:

@@ -63,6 +63,25 @@ def test_a_step_shorter_than_the_sensor_sees_gets_no_joules(tmp_path: Path) -> N
     assert [f.status for f in refused] == ["unknown"] and "too short: the step took 1000.0 ms" in refused[0].sentence
 
 
+def test_of_which_card_the_joules_are_is_told_wherever_they_stand(tmp_path: Path) -> None:
+    """A number may have been given anew by CUDA_VISIBLE_DEVICES, and a dump of one card may be of another."""
+    for device, cards, how, told in ((1, 2, "number", "by its number"), (3, 1, "only card", "as the only one in")):
+        card = str(device) if cards == 2 else "0"
+        found = imported(tmp_path, dump(100, devices=cards), device=device)
+        sentence = f"GPU {card} is taken for the recording's device {device}, {told}"
+        of_card = [f for f in found.findings if f.layer == 1 and f.sentence.startswith(f"GPU {card} used")]
+        assert len(of_card) == 3 and all(sentence in f.evidence for f in of_card)
+        spans = [span for span in found.trace.spans if span.name in ("step", "power")]
+        assert len(spans) == 2 + cards
+        for span in spans:
+            prefix = "tokentrace.power" if span.name == "power" else "tokentrace.step.power"
+            expected = {f"{prefix}.card": card, f"{prefix}.device": str(device), f"{prefix}.device_join": how}
+            if span.name == "step" or span.attributes["hw.id"] == card:
+                assert expected.items() <= span.attributes.items()
+            else:
+                assert f"{prefix}.device" not in span.attributes, "the other card ran nothing of this"
+
+
 def test_of_several_cards_the_one_is_taken_that_ran_the_steps(tmp_path: Path) -> None:
     assert of_steps(imported(tmp_path, dump(100, devices=2), device=1))[1][0] == pytest.approx(400, rel=1e-6)
     assert of_steps(imported(tmp_path, dump(100, devices=2), device=5)) == [(None, None)] * 2

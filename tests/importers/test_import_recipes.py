@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import recordings
-from recordings import call, kernel, op, trace_file
+from recordings import call, kernel, launches, op, trace_file
 
 from tokentrace.errors import UsageError
 from tokentrace.importers import Imported, load
@@ -143,3 +143,44 @@ def test_xpu_and_hip_launches_count(tmp_path: Path) -> None:
         3,
         0,
     )
+
+
+def test_where_the_clocks_disagree_no_step_is_told_how_long_it_waited(tmp_path: Path) -> None:
+    """Launch to kernel compares the two clocks, so neither a delay of 0 nor a lack of launches is made up."""
+    rows = [op("ProfilerStep#1", -10, 4000), *launches(20, 100, 50)]
+    (before,) = load(trace_file(tmp_path / "good.json", rows)).steps
+    assert before["tklqt_ns"] > 0 and before["queue_delay_median_ns"] > 0 and before["starved_ns"] > 0
+    wrong = [{**row, "ts": row["ts"] - 30} if row["cat"] == "kernel" else row for row in rows]
+    found = load(trace_file(tmp_path / "wrong.json", wrong))
+    (step,) = found.steps
+    keys = ("tklqt_ns", "queue_delay_median_ns", "starved_ns", "starved_share")
+    assert [step[key] for key in keys] == [None] * 4 and step["busy_ns"] == before["busy_ns"]
+    kernels = [span.attributes for span in found.trace.spans if span.name == "kernel gemm"]
+    assert len(kernels) == 20 and not any("tokentrace.kernel.queue_ns" in told for told in kernels)
+
+
+def test_a_mark_on_the_device_stands_for_its_own_step_among_many_of_one_name(tmp_path: Path) -> None:
+    """Engines call each decode step alike. Its kernels come without launches; the host runs a step ahead."""
+    name = "execute_context_0(0)_generation_1(1)"
+    rows = []
+    for n in range(3):
+        rows.append({**op(name, n * 100, 90, **{"External id": 10 + n}), "cat": "user_annotation"})
+        on_device = kernel(name, 200 + n * 100, 90, None, **{"External id": 10 + n})
+        rows += [{**on_device, "cat": "gpu_user_annotation"}]
+        rows += [kernel("gemm", 205 + n * 100 + k * 10, 5, None) for k in range(n + 1)]
+    found = load(trace_file(tmp_path / "t.json", rows))
+    assert [step["kernels"] for step in found.steps] == [1, 2, 3]
+    for row in rows:
+        row["args"].pop("External id", None)
+    nameless = load(trace_file(tmp_path / "u.json", rows))
+    assert sum(step["kernels"] for step in nameless.steps) == 1, "only what lies in a step's own time is known"
+
+
+def test_a_kernel_of_another_thread_than_its_step_says_how_it_got_there(tmp_path: Path) -> None:
+    """The backward pass runs on a thread of its own."""
+    rows = [op("ProfilerStep#1", 0, 1000), *launches(2, 100, 50, delay=20)]
+    rows[4] = {**rows[4], "tid": 2}
+    rows[5] = {**rows[5], "tid": 2}
+    found = load(trace_file(tmp_path / "t.json", [rows[0], *rows[1:4], *rows[4:]]))
+    told = [span.attributes.get("tokentrace.step.join") for span in found.trace.spans if span.name == "kernel gemm"]
+    assert sorted(told, key=str) == [None, "time"]

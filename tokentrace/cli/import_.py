@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,9 @@ _STEPS_SHOWN = 8
 @click.option("--window", metavar="START-END", help="Only this stretch, in ms from the first event, such as 100-250.")
 @click.option("--step", type=int, help="Only the step with this number.")
 @click.option("--rank", type=int, help="Only this rank of a folder of ranks.")
-@click.option("--zone", metavar="ZONE", help="Time zone of a power dump, such as Europe/Berlin or +02:00; default UTC.")
+@click.option(
+    "--zone", metavar="ZONE", help="Time zone of a power dump or Triton log (Europe/Berlin, +02:00); default UTC."
+)
 @click.option("-o", "--out", metavar="FILE", help="Write the trace; the suffix chooses the format.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures and the report as JSON.")
 @click.option("-q", "quiet", is_flag=True, help="Print nothing but errors.")
@@ -218,7 +221,7 @@ def _window(text: str | None) -> tuple[int, int] | None:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)", text.strip())
     if not match:
         raise UsageError(f"--window {text!r} is not START-END in milliseconds", fix="for example --window 100-250")
-    start, end = (int(float(part) * 1_000_000) for part in match.groups())
+    start, end = (int(Decimal(part) * 1_000_000) for part in match.groups())  # a float would miss nanoseconds
     return start, end
 
 

@@ -133,29 +133,30 @@ class EnergyCurve:
             error = min(error, max(joules, energy + late + doubt - joules) + 2 * self.edge_joules)
         return Energy(joules, error)
 
-    def require(self, start_ns: int, end_ns: int) -> Energy:
-        """Like `between`, but raises CannotTell when the sensor is too slow for this stretch or did not cover it."""
+    def require(self, start_ns: int, end_ns: int, what: str = "request") -> Energy:
+        """Like `between`, but raises CannotTell when the sensor is too slow for this stretch or did not cover it.
+        `what` the stretch is, for that sentence."""
         import numpy as np
 
         length_ns = end_ns - start_ns
         needed_ns = max(self.period_ns, self.averaging_ns)
         if length_ns < needed_ns:
-            what = "averages over" if self.averaging_ns > self.period_ns else "moves every"
+            how = "averages over" if self.averaging_ns > self.period_ns else "moves every"
             raise CannotTell(
-                f"too short: the request took {length_ns / 1e6:.1f} ms, the sensor {what} {needed_ns / 1e6:.1f} ms"
+                f"too short: the {what} took {length_ns / 1e6:.1f} ms, the sensor {how} {needed_ns / 1e6:.1f} ms"
             )
         reach_ns = 2 * self.period_ns + int(np.max(self.late_ns))
         missing_ns = max(int(self.times_ns[0]) - start_ns, end_ns - int(self.times_ns[-1]))
         if missing_ns > reach_ns:
             raise CannotTell(
-                f"not covered: {missing_ns / 1e6:.1f} ms of the request lie outside the sensor's readings "
+                f"not covered: {missing_ns / 1e6:.1f} ms of the {what} lie outside the sensor's readings "
                 f"({len(self.times_ns)} of them, one each {self.period_ns / 1e6:.1f} ms)"
             )
         energy = self.between(start_ns, end_ns)
         if not np.isfinite(energy.joules) or energy.error_joules >= energy.joules:
             raise CannotTell(
                 f"too short: {energy.joules:.3g} J would be wrong by up to {energy.error_joules:.3g} J, with a sensor "
-                f"that moves every {self.period_ns / 1e6:.1f} ms and a request of {length_ns / 1e6:.1f} ms"
+                f"that moves every {self.period_ns / 1e6:.1f} ms and a {what} of {length_ns / 1e6:.1f} ms"
             )
         return energy
 

@@ -46,6 +46,7 @@ class Kept:
     operators: list[dict[str, Any]]
     kernels: list[tuple[str, int, int]]
     collective_ns: int
+    unix: bool  # its times are unix times
 
 
 class Collected:
@@ -77,6 +78,7 @@ class Collected:
                 operators=found.operators,
                 kernels=figures.by_name(events, found.joined.kernels),
                 collective_ns=found.measures.collective_ns,
+                unix=events.base_ns is not None,
             )
         )
         self.sources.append(

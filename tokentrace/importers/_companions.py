@@ -9,6 +9,7 @@ from pathlib import Path
 from tokentrace.errors import UsageError
 from tokentrace.importers import _power_of_steps, _source, jit_logs, power_dumps, spans
 from tokentrace.importers._collect import Collected
+from tokentrace.importers._power_of_steps import Card
 from tokentrace.importers.jit_logs import JitLog
 from tokentrace.importers.power_dumps import PowerDump
 from tokentrace.model import Record
@@ -17,7 +18,7 @@ from tokentrace.wording import duration
 
 #: A share of the trace's spans for all compile logs together.
 SHARE = 2_000
-#: Compiles of a start-up belong to a recording that was made within the hour after it.
+#: Compiles of a start-up belong to a recording that was made within the hour; a dump of another run is days away.
 _SAME_RUN_NS = 3_600 * 10**9
 MORE_POWER = "sample power.draw.instant and more often, or record a longer stretch"
 WRONG_TIME = "say the dump's time zone with --zone, such as --zone Europe/Berlin, or check both clocks"
@@ -40,7 +41,7 @@ class Companions:
         """Read the file if it is a companion. Raises UsageError when it is one, but useless."""
         head = _source.head(path)
         if jit_logs.kind_of(head):
-            self.logs.append(jit_logs.read(path))
+            self.logs.append(jit_logs.read(path, self._zone))
             return True
         if head.startswith(b"SQLite"):
             return False
@@ -63,10 +64,18 @@ class Companions:
 
     def join(self, builder: spans.Builder, collected: Collected) -> None:
         """Add their spans, findings and layer states."""
+        # Compile logs and dumps hold unix times; a recording with another clock shares no instant with them.
+        strange = not all(kept.unix for kept in collected.recordings)
         for log in self.logs:
-            self._compiles(log, builder, collected)
+            if strange:
+                collected.more.append(_no_clock(2, log.source))
+            else:
+                self._compiles(log, builder, collected)
         for name, dump in self.dumps:
-            self._power(name, dump, builder, collected)
+            if strange:
+                collected.more.append(_no_clock(1, name))
+            else:
+                self._power(name, dump, builder, collected)
 
     def _compiles(self, log: JitLog, builder: spans.Builder, collected: Collected) -> None:
         first, last = min(e.start_ns for e in log.events), max(e.end_ns for e in log.events)
@@ -78,6 +87,8 @@ class Companions:
                         "give the log of the same run", "unknown")
             )  # fmt: skip
             return
+        if collected.labels and apart > 0:
+            log.notes.append(f"{_apart(apart)} apart from the recording, taken to be of the same run")
         builder.add_compiles(log, SHARE // max(1, len(self.logs)))
         collected.more += jit_logs.findings(log)
         collected.lost.events += log.lost.events
@@ -91,18 +102,20 @@ class Companions:
         times = [sample.time_ns for sample in dump.samples if sample.time_ns is not None]
         if builder.bounds == (0, 0):
             builder.widen(min(times), max(times))
-        records = power_dumps.records(dump, *builder.bounds)
+        found = {device: power_dumps.record_of(dump, device, *builder.bounds) for device in dump.devices}
+        records = {device: record for device, record in found.items() if record is not None}
         if not records:
             evidence = "; ".join([f"{len(times):,} samples", *dump.notes])
-            collected.more.append(Finding(1, f"No sample of {name} lies in the recording's time.", evidence, WRONG_TIME,
-                                          "unknown"))  # fmt: skip
+            collected.more.append(Finding(1, f"No sample of {name} lies in {collected.whole}'s time.", evidence,
+                                          WRONG_TIME, "unknown"))  # fmt: skip
             return
-        for record in records:
-            builder.add_power(record)
-            collected.more.append(energy_finding(record, dump.notes))
-        device = _device_of(collected, dump)
-        if device is not None:
-            collected.more += _power_of_steps.join(builder.trace, dump, device, f"GPU {device}")
+        card = _card_of(collected, dump)
+        for device, record in records.items():
+            taken = card if card is not None and device == card.name else None
+            builder.add_power(record, taken.attributes("tokentrace.power") if taken else {})
+            collected.more.append(energy_finding(record, [*dump.notes, *([taken.told] if taken else [])]))
+        if card is not None:
+            collected.more += _power_of_steps.join(builder.trace, dump, card)
         if dump.lost:
             collected.lost.add(dump.lost, f"{name}: rows that could not be read")
         facts = {"own_ns": 0, "share": 0.0, "evidence": len(times)}
@@ -110,14 +123,25 @@ class Companions:
         collected.sources.append({"file": name, "events": len(dump.samples), "clock": "unix", "kind": dump.kind})
 
 
-def _device_of(collected: Collected, dump: PowerDump) -> str | None:
-    """The dump's device on which the recording's steps ran; None where that is not sure."""
+def _no_clock(layer: int, name: str) -> Finding:
+    return Finding(
+        layer,
+        f"{name} cannot be joined to the recording, whose clock has no known origin.",
+        "the times of the one are unix times, those of the other count from some instant of their own",
+        "give a recording with unix times, such as torch.profiler's or an nsys export with its session's start",
+        "unknown",
+    )
+
+
+def _card_of(collected: Collected, dump: PowerDump) -> Card | None:
+    """The dump's card that is taken for the device on which the recording's steps ran; None where there is no such."""
     ran = {str(device["device"]) for kept in collected.recordings for device in kept.figures["devices"]}
     if len(collected.labels) != 1 or len(ran) != 1:
         return None
-    if len(dump.devices) == 1:
-        return dump.devices[0]
-    return next((device for device in dump.devices if device in ran), None)
+    (device,) = ran
+    if device in dump.devices:
+        return Card(device, device, "number")
+    return Card(dump.devices[0], device, "only card") if len(dump.devices) == 1 else None
 
 
 def energy_finding(record: Record, notes: list[str], when: str = "while this was recorded") -> Finding:

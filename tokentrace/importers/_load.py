@@ -45,6 +45,8 @@ _SUFFIXES = (
 )
 _RANK = re.compile(r"(?:rank|worker)[-_.]?(\d+)", re.IGNORECASE)
 _MAX_FILES = 1024
+#: Sums of integers of 64 bits hold below it (146 years).
+_LONGEST_NS = 2**62
 
 
 def load(
@@ -66,8 +68,10 @@ def load(
     far of the file at hand, unpacked (of an sqlite file's tables each counts for an equal share). Raises UsageError
     when nothing can be imported; damage that leaves something readable is counted in `lost` and told in a finding.
     """
-    if window is not None and not 0 <= window[0] < window[1]:
-        raise UsageError("the window must be START-END with START before END", fix="for example --window 100-250")
+    if window is not None:
+        if not 0 <= window[0] < window[1]:
+            raise UsageError("the window must be START-END with START before END", fix="for example --window 100-250")
+        window = (min(window[0], _LONGEST_NS // 2), min(window[1], _LONGEST_NS // 2))
     given = [paths] if isinstance(paths, (str, Path)) else list(paths)
     files, from_folder = _files([Path(path) for path in given])
     refused: list[str] = []
@@ -215,6 +219,11 @@ def _read(path: Path, window: tuple[int, int] | None, progress: Callable[[int], 
         events = _read_chrome(path, window, progress)
     if not len(events):
         raise _empty(path, events, window)
+    start, end = events.start.astype(np.float64), events.end.astype(np.float64)
+    if max(float((end - start).sum()), float(end.max() - start.min())) >= _LONGEST_NS:
+        raise UsageError(
+            f"{path.name} holds times that cannot be: its events last longer than a century", fix="record it again"
+        )
     return events, kind
 
 

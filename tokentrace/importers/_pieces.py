@@ -22,7 +22,6 @@ from tokentrace.importers.columns import NONE, Lost
 Id: TypeAlias = "int | str | float | None"
 
 NOTHING = msgspec.Raw(b"")
-_ZERO = msgspec.Raw(b"0")
 _NULL = msgspec.Raw(b"null")
 _HEADER_LIMIT = 64 << 20
 _EVENT_LIMIT = 64 << 20
@@ -62,7 +61,7 @@ class Event(msgspec.Struct, gc=False):
     pid: Id = None
     tid: Id = None
     ts: msgspec.Raw = _NULL
-    dur: msgspec.Raw = _ZERO
+    dur: msgspec.Raw = _NULL
     args: Args | None = None
 
 
@@ -113,7 +112,8 @@ class Reader:
             # What could not be taken is looked at again when there is twice as much: never more work than the file.
             retry = min(2 * size, _EVENT_LIMIT + 1) if size > 2 * _source.CHUNK else 0
             if size > _EVENT_LIMIT and not self.done:
-                self.lost.add(1, f"an event longer than {_EVENT_LIMIT >> 20} MiB: it and what follows is lost")
+                told = f"an event longer than {_EVENT_LIMIT >> 20} MiB: it and what follows is lost"
+                self.lost.add(1, told, torn=True)
                 return
         rest = b"".join(held)
         if not started:
@@ -126,7 +126,8 @@ class Reader:
             if events:
                 yield events
             if not self.done:
-                self.lost.add(1 if rest.strip(b", \r\n\t") else 0, "the file is cut: the list of events has no end")
+                left = 1 if rest.strip(b", \r\n\t") else 0
+                self.lost.add(left, "the file is cut: the list of events has no end", torn=True)
         if self._damaged:
             self.lost.add(0, f"{self._damaged} events are damaged and were skipped")
 
@@ -291,7 +292,7 @@ def _coerce(value: Any) -> Event | None:
 
     return Event(
         ph=text("ph"), cat=text("cat"), name=text("name"), pid=track("pid"), tid=track("tid"),
-        ts=raw(value, "ts", _NULL), dur=raw(value, "dur", _ZERO),
+        ts=raw(value, "ts", _NULL), dur=raw(value, "dur", _NULL),
         args=Args(
             correlation=ident("correlation", NONE), external=ident("External id", NONE),
             external_2021=ident("external id", NONE), device=ident("device", None), stream=ident("stream", None),

@@ -208,7 +208,7 @@ def _csv_row(row: Mapping[str, str], units: Mapping[str, str], zone: tzinfo) -> 
     ]
     return PowerSample(
         time_ns=time_ns(get("timestamp"), zone),
-        device=get("index", "gpu_bus_id", "pci.bus_id", "uuid", "gpu_uuid") or "0",
+        device=get("index", "gpu_bus_id", "pci.bus_id", "uuid", "gpu_uuid"),
         watts=watts,
         watts_kind=kind,
         average_w=value("W", "power.draw.average"),

@@ -62,7 +62,7 @@ def parts(text: bytes, lost: Lost) -> list[dict[str, msgspec.Raw]]:
         kept, skipped = readable(text[match.end() : end], mark_of(key))
         found[-1].setdefault(key, msgspec.Raw(b"[" + b",".join(kept) + b"]"))
         if skipped:
-            lost.add(skipped, f"{_entries(skipped)} of {key}, damaged or cut")
+            lost.add(skipped, f"{_entries(skipped)} of {key}, damaged or cut", torn=True)
     return found
 
 

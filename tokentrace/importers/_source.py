@@ -120,7 +120,7 @@ def _gunzip(packed: Iterator[bytes], lost: Lost, path: Path) -> Iterator[bytes]:
                     raise UsageError(
                         f"{path.name} begins like gzip but cannot be unpacked", fix="copy or record it again"
                     ) from None
-                lost.add(0, "the gzip stream is damaged: what came after the damage is lost")
+                lost.add(0, "the gzip stream is damaged: what came after the damage is lost", torn=True)
                 return
             fresh = False
             given += len(plain)
@@ -150,7 +150,7 @@ def _gunzip(packed: Iterator[bytes], lost: Lost, path: Path) -> Iterator[bytes]:
             last = b""
         if last:
             yield last
-        lost.add(0, "the gzip stream is cut: its end is missing")
+        lost.add(0, "the gzip stream is cut: its end is missing", torn=True)
 
 
 def _up_to_damage(stream: zlib._Decompress, piece: bytes) -> bytes:

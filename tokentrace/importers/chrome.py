@@ -59,6 +59,7 @@ class _Builder:
         self._odd: dict[Any, int] = {}
         self._parts: dict[str, list[Array]] = {column: [] for column in (*columns.COLUMNS, "graph")}
         self._bad_times = 0
+        self._no_length = 0
         self._negative = 0
         self._rows = 0
 
@@ -71,6 +72,7 @@ class _Builder:
         start, bad = microseconds_to_ns([event.ts for event in spans])
         length, bad_length = microseconds_to_ns([event.dur for event in spans])
         if bad_length is not None:
+            self._no_length += int(bad_length.sum())
             length[bad_length] = 0
         if bool((length < 0).any()):
             self._negative += int((length < 0).sum())
@@ -162,6 +164,8 @@ class _Builder:
     def finish(self, reader: Reader) -> Events:
         if self._bad_times:
             self.lost.add(self._bad_times, f"{self._bad_times} events have no readable time")
+        if self._no_length:
+            self.lost.add(0, f"{self._no_length} events had no readable duration, taken as 0")
         if self._negative:
             self.lost.add(0, f"{self._negative} events had a negative duration, taken as 0")
         empty = {**columns.DTYPES, "graph": np.bool_}

@@ -23,10 +23,6 @@ NONE = -(2**63)  # "no such id" in an id column; ids that are not 64-bit integer
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-#: Reasons after which nobody knows how much is missing.
-_TORN = re.compile(r"\bcut\b|\bis lost\b|to its end")
-
-
 def clean(text: str, limit: int = 1 << 16) -> str:
     """The text without characters that could steer a terminal or break an encoder; cut at `limit`."""
     return _CONTROL.sub("\ufffd", text[:limit])
@@ -48,20 +44,23 @@ class Interner(dict[Any, int]):
 
 @dataclass(slots=True)
 class Lost:
-    """What could not be read. `events` counts those that were seen to be damaged; a cut may hide more."""
+    """What could not be read. `events` counts those that were seen to be damaged; `torn`: nobody knows how much more is
+    missing, as where an end was cut off."""
 
     events: int = 0
     reasons: list[str] = field(default_factory=list)
+    torn: bool = False
 
-    def add(self, events: int, reason: str) -> None:
+    def add(self, events: int, reason: str, *, torn: bool = False) -> None:
         self.events += events
+        self.torn |= torn
         if reason not in self.reasons:
             self.reasons.append(reason)
 
     def tears(self, rows: int) -> bool:
         """Is so much missing beside these rows that a silence in them means nothing? An end that was cut off may have
         held anything (profilers write kernels last); of single damaged events it takes more than one in a hundred."""
-        return 100 * self.events > max(rows, 1) or any(_TORN.search(reason) for reason in self.reasons)
+        return self.torn or 100 * self.events > max(rows, 1)
 
     def as_dict(self) -> dict[str, Any]:
         return {"events": self.events, "reason": "; ".join(self.reasons)}

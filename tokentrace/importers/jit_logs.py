@@ -7,11 +7,10 @@ code, guards and file names, which make up most of such a log, are never looked 
 
 from __future__ import annotations
 
-import calendar
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime, timezone, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +91,7 @@ class JitLog:
     kind: str
     events: list[JitEvent]
     lost: Lost = field(default_factory=Lost)
+    notes: list[str] = field(default_factory=list)  # on what its times rest
 
 
 class _Args(msgspec.Struct, gc=False):
@@ -146,15 +146,21 @@ def kind_of(head: bytes) -> str:
     return "triton" if _TRITON.match(head[:4096]) else ""
 
 
-def read(path: Path) -> JitLog:
-    """Read a compile log. Raises UsageError when it is none, or holds no compile event."""
+def read(path: Path, zone: tzinfo | None = None) -> JitLog:
+    """Read a compile log. Raises UsageError when it is none, or holds no compile event.
+
+    `zone`: of a Triton log, whose times are local ones though a Z stands behind them (it writes them with
+    `logging.Formatter.formatTime`); without it they are read as UTC, and `notes` says so.
+    """
     kind = kind_of(_source.head(path))
     lost = Lost()
+    notes = []
     lines = _lines(_source.chunks(path, lost), lost)
     if kind == "torch_trace":
         events = _torch_trace(lines, lost)
     elif kind == "triton":
-        events = _triton(lines, lost)
+        events = _triton(lines, lost, zone or timezone.utc)
+        notes.append(f"its times have no zone that holds and were read as {zone or 'UTC'}")
     else:
         raise UsageError(f"{path.name} is no compile log", fix="give a TORCH_TRACE log or a Triton structured trace")
     if not events:
@@ -162,7 +168,7 @@ def read(path: Path) -> JitLog:
             f"{path.name} is a compile log, but no compile event is in it",
             fix="record it while something is compiled (TORCH_TRACE=FOLDER, TRITON_TRACE=FOLDER)",
         )
-    return JitLog(path.name, kind, events, lost)
+    return JitLog(path.name, kind, events, lost, notes)
 
 
 def _lines(pieces: Iterator[bytes], lost: Lost) -> Iterator[bytes]:
@@ -286,7 +292,7 @@ def _compiler(name: str) -> str:
     return "aotautograd" if _AOT.search(name) else "dynamo"
 
 
-def _triton(lines: Iterator[bytes], lost: Lost) -> list[JitEvent]:
+def _triton(lines: Iterator[bytes], lost: Lost, zone: tzinfo) -> list[JitEvent]:
     """Each compilation ends at its time stamp, which some versions write in whole seconds."""
     events: list[JitEvent] = []
     for line in lines:
@@ -299,7 +305,7 @@ def _triton(lines: Iterator[bytes], lost: Lost) -> list[JitEvent]:
             continue
         if entry.event_type != "compilation" or entry.payload is None:
             continue
-        stamp = _stamp(entry.timestamp)
+        stamp = _stamp(entry.timestamp, zone)
         if stamp is None:
             lost.add(1, "compilations without a readable time were skipped")
             continue
@@ -319,13 +325,14 @@ def _triton(lines: Iterator[bytes], lost: Lost) -> list[JitEvent]:
     return events
 
 
-def _stamp(text: str) -> tuple[int, int] | None:
+def _stamp(text: str, zone: tzinfo) -> tuple[int, int] | None:
+    """(instant, its resolution) in ns."""
     match = _STAMP.match(text)
     if match is None:
         return None
     try:
-        seconds = calendar.timegm(time.strptime(match[1], "%Y-%m-%dT%H:%M:%S"))
-    except ValueError:
+        seconds = int(datetime.strptime(match[1], "%Y-%m-%dT%H:%M:%S").replace(tzinfo=zone).timestamp())
+    except (ValueError, OverflowError):
         return None
     digits = (match[2] or "")[1:10]
     return seconds * 10**9 + int(digits.ljust(9, "0")), 10 ** (9 - len(digits))
@@ -346,7 +353,7 @@ def findings(log: JitLog) -> list[Finding]:
                 if compiled
                 else f"{log.source} shows {duration(total)} in the compiler; all it was asked for came from the cache.",
                 f"compiles: {len(outer):,}; slowest: {slowest.name} {slowest.compile_id}".rstrip()
-                + f" {duration(slowest.end_ns - slowest.start_ns)}",
+                + "; ".join([f" {duration(slowest.end_ns - slowest.start_ns)}", *log.notes]),
                 "keep the compile cache folders between starts" if compiled else "",
             )
         )

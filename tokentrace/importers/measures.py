@@ -216,8 +216,10 @@ def per_step(events: Events, joined: Joined, steps: Steps, found: Measures) -> l
     np.add.at(starved, owner[owned], found.starved[owned])
     np.add.at(idle, owner[owned], found.gap_before[owned])
     np.add.at(graph, owner[owned], joined.under_graph[owned])
+    comparable = not found.early_kernels  # else the clocks of host and device disagree
     duration = (events.end - events.start)[joined.kernels]
     np.add.at(talk, owner[owned], np.where(found.collective, duration, 0)[owned])
+    judged = comparable and not events.silent
     result = []
     waits = np.concatenate((found.sync_calls, found.wait_copies))
     order = np.argsort(owner, kind="stable")
@@ -229,11 +231,11 @@ def per_step(events: Events, joined: Joined, steps: Steps, found: Measures) -> l
         span = step.end_ns - step.start_ns
         result.append(
             {
-                "tklqt_ns": int(tklqt[number]),
-                "queue_delay_median_ns": int(delays[len(delays) // 2]) if len(delays) else None,
+                "tklqt_ns": int(tklqt[number]) if comparable else None,
+                "queue_delay_median_ns": int(delays[len(delays) // 2]) if len(delays) and comparable else None,
                 "gaps_ns": None if events.silent else int(idle[number]),
-                "starved_ns": None if events.silent else int(starved[number]),
-                "starved_share": round(int(starved[number]) / span, 6) if span and not events.silent else None,
+                "starved_ns": int(starved[number]) if judged else None,
+                "starved_share": round(int(starved[number]) / span, 6) if span and judged else None,
                 "blocked_ns": int((events.end - events.start)[waits[inside]].sum()),
                 "graph_kernels": int(graph[number]),
                 "collective_ns": int(talk[number]),

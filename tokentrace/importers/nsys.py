@@ -120,7 +120,8 @@ class _Export:
             try:
                 read()
             except _DAMAGE as error:
-                self.lost.add(0, f"a table could not be read to its end: {columns.clean(str(error), 120)}")
+                told = f"a table could not be read to its end: {columns.clean(str(error), 120)}"
+                self.lost.add(0, told, torn=True)
             if progress:
                 progress(size * done // len(tables))
         begin = self.window[0] if self.window else -(2**62)

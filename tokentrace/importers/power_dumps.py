@@ -78,6 +78,9 @@ def parse(text: str, name: str = "dump", zone: tzinfo | None = None) -> PowerDum
         dump = _one(text, zone or timezone.utc)
         if any(s.time_ns is not None for s in dump.samples) and dump.kind.startswith("nvidia-smi"):
             dump.notes.append(f"times have no zone in this dump and were read as {zone or 'UTC'}")
+    if any(not s.device for s in dump.samples):
+        dump.samples = [s if s.device else replace(s, device="0") for s in dump.samples]
+        dump.notes.append("no column names the card, so all rows were taken to be of one (query index or uuid too)")
     if not dump.samples:
         raise UsageError(
             f"{name} is no power dump that can be read: {dump.kind or 'unknown form'}",
@@ -151,22 +154,28 @@ def _sign(quarters: int) -> str:
 def records(
     dump: PowerDump, start_ns: int, end_ns: int, split: Split = _NO_SPLIT, tokens: Tokens = _NO_TOKENS
 ) -> list[Record]:
-    """One `power` record per device whose timed samples reach into [start_ns, end_ns], joined by time. `split` and
-    `tokens` share the energy out where the request's steps and tokens are known.
+    """One `power` record per device that has one, see `record_of`."""
+    found = (record_of(dump, device, start_ns, end_ns, split, tokens) for device in dump.devices)
+    return [record for record in found if record is not None]
+
+
+def record_of(
+    dump: PowerDump,
+    device: str,
+    start_ns: int,
+    end_ns: int,
+    split: Split = _NO_SPLIT,
+    tokens: Tokens = _NO_TOKENS,
+) -> Record | None:
+    """The `power` record of a device whose timed samples reach into [start_ns, end_ns], joined by time, else None.
+    `split` and `tokens` share the energy out where the request's steps and tokens are known.
 
     Joules come from integration where the samples suffice, else the record says why not.
     """
-    result: list[Record] = []
-    for device in dump.devices:
-        series = dump.series(device)
-        times = [s.time_ns for s in series if s.time_ns is not None]
-        if not times or times[0] > end_ns or times[-1] < start_ns:
-            continue
-        log = log_of(dump, device)
-        window = Window(start_ns, end_ns, "")
-        record, _, _ = device_record(log, window, split, tokens, None)
-        result.append(record)
-    return result
+    times = [s.time_ns for s in dump.series(device) if s.time_ns is not None]
+    if not times or times[0] > end_ns or times[-1] < start_ns:
+        return None
+    return device_record(log_of(dump, device), Window(start_ns, end_ns, ""), split, tokens, None)[0]
 
 
 def log_of(dump: PowerDump, device: str) -> Log:

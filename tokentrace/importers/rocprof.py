@@ -111,7 +111,7 @@ def read(path: Path, *, progress: Callable[[int], None] | None = None) -> Events
     try:
         tools = msgspec.json.decode(text, type=_File).tools
     except (msgspec.DecodeError, RecursionError) as error:
-        lost.add(0, f"the result is damaged or cut: {columns.clean(str(error), 200)}")
+        lost.add(0, f"the result is damaged or cut: {columns.clean(str(error), 200)}", torn=True)
         tools = [_salvaged(found) for found in _rocprof_salvage.parts(text, lost)]
     del text
     parts = Parts()
@@ -190,9 +190,9 @@ def _tool(parts: Parts, number: int, tool: _Tool, agents: list[_Agent], lost: Lo
         return names[record.operation] if 0 <= record.operation < len(names) else f"operation {record.operation}"
 
     def keys(records: list[_Record]) -> Array:
-        # Zero stands for "none"; ids count per process.
-        found = np.array([min(r.correlation_id.internal, 2**40 - 1) for r in records], np.int64)
-        return np.where(found > 0, (number << 40) | found, NONE)
+        # Zero stands for "none"; ids count per process. What does not fit below the process is no id either.
+        ids = (record.correlation_id.internal for record in records)
+        return np.array([(number << 40) | ident if 0 < ident < 2**40 else NONE for ident in ids], np.int64)
 
     dispatches = _records(tool, "kernel_dispatch", lost)
     info = [record.dispatch_info for record in dispatches]
@@ -215,7 +215,7 @@ def _tool(parts: Parts, number: int, tool: _Tool, agents: list[_Agent], lost: Lo
         device=_codes(parts.devices, [_gpu(r, gpus) for r in copies]),
         stream=_codes(parts.streams, [r.stream_id.handle if r.stream_id else 0 for r in copies]),
         correlation=keys(copies),
-        bytes=np.array([r.bytes if r.bytes < 2**63 else -1 for r in copies], np.int64),
+        bytes=np.array([r.bytes if 0 <= r.bytes < 2**63 else -1 for r in copies], np.int64),
     )
     for kind, names in ((gpu_events.RUNTIME, _HIP), (gpu_events.ANNOTATION, _MARKER)):
         for key in names:

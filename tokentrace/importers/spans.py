@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -87,19 +88,23 @@ class Builder:
             above = event.parent
             while above >= 0 and above not in span_of:
                 above = log.events[above].parent
+            attributes = event.attributes()
+            if self._added and above < 0:
+                attributes["tokentrace.join"] = "time"
             span_of[row] = trace.add(
-                event.span_name, 2, event.start_ns, event.end_ns, span_of.get(above, self._root), event.attributes(),
+                event.span_name, 2, event.start_ns, event.end_ns, span_of.get(above, self._root), attributes,
                 process=key, direction="down",
             )  # fmt: skip
         self._shown += len(span_of)
         self._folded += len(log.events) - len(span_of)
 
-    def add_power(self, record: Record) -> None:
-        """A power record of a dump, joined by time; it lies within the bounds by how it was asked for."""
+    def add_power(self, record: Record, more: Mapping[str, Any]) -> None:
+        """A power record of a dump, joined by time; it lies within the bounds by how it was asked for. `more`: what
+        else is to be told of it."""
         start, end = self.bounds
         low = min(max(record.start_ns, start), end)
         self.trace.add(record.name, 1, low, min(max(record.end_ns, low), end), self._root,
-                       {**record.attributes, "tokentrace.join": "time"}, process="recording")  # fmt: skip
+                       {**record.attributes, "tokentrace.join": "time", **more}, process="recording")  # fmt: skip
 
     def widen(self, first: int, last: int) -> None:
         """Let the root reach over these instants too."""
@@ -296,10 +301,12 @@ class _Lane:
         links = []
         if call >= 0:
             attributes["tokentrace.join"] = "correlation_id"
+            if parent != self.root and events.track[call] != events.track[found.steps.steps[step].row]:
+                attributes["tokentrace.step.join"] = "time"  # launched by another thread than the step's own
             if gpu_events.GRAPH_LAUNCH.match(events.names[int(events.name[call])]):
                 attributes["tokentrace.kernel.graph"] = True
-            else:
-                attributes["tokentrace.kernel.queue_ns"] = max(0, start - int(events.start[call]))
+            elif start >= events.start[call]:  # else the two clocks disagree, and how long it waited is unknown
+                attributes["tokentrace.kernel.queue_ns"] = start - int(events.start[call])
             if call in self.span_of:
                 links.append(Link(self.trace.span_id[self.span_of[call]], {"tokentrace.join": "correlation_id"}))
         else:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from tokentrace import gpu_events
-from tokentrace.importers.columns import Array, Events
+from tokentrace.importers.columns import NONE, Array, Events
 from tokentrace.importers.join import Joined, holder
 
 #: torch.profiler's schedule.
@@ -160,17 +161,29 @@ def _assign(events: Events, steps: list[Step], rows: Array, calls: Array) -> Arr
     _place(result, rest, events.start[calls[rest]], np.arange(len(steps)), start, end)
     without = np.flatnonzero(calls < 0)
     if len(without):
-        marks = events.rows(gpu_events.GPU_ANNOTATION)
-        by_name = {step.name: number for number, step in enumerate(steps)}
-        for mark in marks.tolist():
-            number = by_name.get(events.names[int(events.name[mark])])
-            if number is not None:
-                point = events.start[rows[without]]
-                hit = (point >= events.start[mark]) & (point <= events.end[mark])
-                result[without[hit]] = number
+        point = events.start[rows[without]]
+        for mark, number in _marks_on_device(events, steps):
+            result[without[(point >= events.start[mark]) & (point <= events.end[mark])]] = number
         rest = without[result[without] < 0]
         _place(result, rest, events.start[rows[rest]], np.arange(len(steps)), start, end)
     return result
+
+
+def _marks_on_device(events: Events, steps: list[Step]) -> Iterator[tuple[int, int]]:
+    """(row of an annotation of the device, the step it stands for): both have the External id, else a name that only
+    one step has. Engines give the same name to many steps."""
+    by_id: dict[int, list[int]] = {}
+    by_name: dict[str, list[int]] = {}
+    for number, step in enumerate(steps):
+        by_id.setdefault(int(events.external[step.row]), []).append(number)
+        by_name.setdefault(step.name, []).append(number)
+    by_id.pop(NONE, None)
+    for mark in events.rows(gpu_events.GPU_ANNOTATION).tolist():
+        named = by_name.get(events.names[int(events.name[mark])], [])
+        same = [number for number in by_id.get(int(events.external[mark]), []) if number in named]
+        fitting = same or named
+        if len(fitting) == 1:
+            yield mark, fitting[0]
 
 
 def _place(result: Array, which: Array, when: Array, among: Array, start: Array, end: Array) -> None:
