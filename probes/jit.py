@@ -11,7 +11,8 @@ has `after_warmup`, and layer 2 says so. Where only the report is known, `compil
 
 Attributes: tokentrace.jit.compiler, .phase, .compile_id, .compile_ms, .key, .result, .cache, .saved_ms (what the hit
 saved, as the compiler reckons it), .function, .reason (why it recompiled, failed or bypassed the cache), .cache_dir,
-.after_warmup, .detail (what vLLM's monitor tells with --jit-monitor-verbose).
+.after_warmup, .autotune_ms with .config and .candidates (of Triton's choice between them), .detail (what vLLM's monitor
+tells with --jit-monitor-verbose).
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ class JitProbe(AgentProbe):
         if untimed:
             facts["compilations_of_unknown_length"] = len(untimed)
         facts["compile_ns"] = sum(r.end_ns - r.start_ns for r in outermost)
+        if tuned := [r for r in raws if r.name == "tune"]:
+            facts["autotunings"], facts["autotune_ns"] = len(tuned), sum(r.end_ns - r.start_ns for r in tuned)
         for result in ("hit", "miss", "bypass", "disabled"):
             facts[f"cache_{result}"] = sum(r.data.get("result") == result for r in looked_up)
         saved = [int(r.data["saved_ns"]) for r in looked_up if r.data.get("saved_ns") is not None]
@@ -166,6 +169,9 @@ def _record(raw: Raw, where: Mapping[str, str]) -> Record | None:
         attributes["tokentrace.jit.cache_dir"] = folder
     if data.get("after_warmup"):
         attributes["tokentrace.jit.after_warmup"] = True
+    for name in ("config", "candidates"):
+        if data.get(name):
+            attributes[f"tokentrace.jit.{name}"] = data[name]
     if data.get("detail"):
         attributes["tokentrace.jit.detail"] = data["detail"]
     status, message = STATUS_UNSET, ""
@@ -176,6 +182,9 @@ def _record(raw: Raw, where: Mapping[str, str]) -> Record | None:
             name = f"compile refused {data.get('phase') or compiler}"
             attributes["tokentrace.jit.length"] = "none: --jit-monitor-mode error ended the step instead"
             status, message = STATUS_ERROR, "vLLM was told to fail on a compilation after its warm-up"
+    elif raw.name == "tune":
+        name = f"compile autotune {data.get('phase') or 'unknown'}"
+        attributes["tokentrace.jit.autotune_ms"] = (raw.end_ns - raw.start_ns) / 1e6
     elif raw.name == "compile":
         name = f"compile {data.get('phase') or compiler or 'unknown'}"
         attributes["tokentrace.jit.compile_ms"] = (raw.end_ns - raw.start_ns) / 1e6
@@ -198,10 +207,17 @@ _WARM = "send it such a request after each start, or extend its warm-up to this 
 
 
 def late_sentences(raws: Sequence[Raw]) -> list[str]:
-    """What was compiled after vLLM's warm-up was over, or refused then; without a full stop."""
-    late = [raw for raw in raws if raw.data.get("after_warmup") and raw.name in ("compile", "report")]
+    """What was compiled or tuned after vLLM's warm-up was over, or refused then; without a full stop."""
+    warm = [raw for raw in raws if raw.data.get("after_warmup")]
+    tuned = [raw for raw in warm if raw.name == "tune"]
+    late = [raw for raw in warm if raw.name in ("compile", "report") and not any(_lies_in(raw, one) for one in tuned)]
     made, refused = ([raw for raw in late if bool(raw.data.get("refused")) is one] for one in (False, True))
     found = []
+    if tuned:
+        spent = sum(raw.end_ns - raw.start_ns for raw in tuned)
+        found.append(f"{plural(len(tuned), 'kernel')} {'were' if len(tuned) > 1 else 'was'} tuned after vLLM's warm-up "
+                     f"was over, a spike in latency, which took {duration(spent)} with the compiling of the "
+                     f"configurations ({_named(tuned)}): {_WARM}")  # fmt: skip
     if made:
         spent = sum(raw.end_ns - raw.start_ns for raw in made if raw.data.get("depth") == 0)
         untimed = any(raw.name == "report" for raw in made)
@@ -213,6 +229,12 @@ def late_sentences(raws: Sequence[Raw]) -> list[str]:
         found.append(f"--jit-monitor-mode error ended {plural(len(refused), 'step')} because of a compilation after "
                      f"vLLM's warm-up ({_named(refused)}): {_WARM}")  # fmt: skip
     return found
+
+
+def _lies_in(raw: Raw, other: Raw) -> bool:
+    if (raw.process, raw.thread) != (other.process, other.thread):
+        return False
+    return other.start_ns <= raw.start_ns and raw.end_ns <= other.end_ns
 
 
 def _named(raws: Sequence[Raw]) -> str:

@@ -96,3 +96,15 @@ def test_what_one_process_lacks_is_not_covered_by_another() -> None:
     other = Columns("jit", "8", {"watched": ["a"], "missing": [], "errors": []}, {})
     list(probe.collect(context(Answering([one, other]))))
     assert probe.state.facts["missing"] == ["a.x"] and probe.state.facts["watched"] == ["a"]
+
+
+def test_the_compiling_of_candidates_is_part_of_tuning_and_not_told_twice() -> None:
+    tuned = late("tune", "triton", "add", 100, 900, config="SIZE: 64", candidates=2)
+    inside, beside = late("compile", "triton", "add", 150, 300), late("compile", "triton", "other", 2000, 100)
+    probe, records = collect([tuned, inside, beside])
+    assert [one.name for one in records] == ["compile autotune add", "compile add", "compile other"]
+    assert records[0].attributes["tokentrace.jit.candidates"] == 2
+    facts = probe.state.facts
+    assert (facts["autotunings"], facts["autotune_ns"], facts["compilations"]) == (1, 900, 2)
+    tuning, compiling = facts["findings"][-2:]
+    assert "1 kernel was tuned" in tuning and compiling.startswith("1 kernel was compiled") and "other" in compiling

@@ -93,6 +93,7 @@ def triton_kernel() -> bool:
     driver.set_active(Absent())
     floats = MockTensor(torch.float32)
     attempt("Triton", lambda: jit_monitor_kernel.add.warmup(floats, floats, 100, SIZE=64, grid=(1,)))
+    attempt("Triton", lambda: jit_monitor_kernel.tuned.run(floats, floats, 100, grid=(1,), warmup=True))
     return True
 
 

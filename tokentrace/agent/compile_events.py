@@ -5,15 +5,11 @@ torch (dynamo, aot_autograd, inductor, C++): every phase of a compilation passes
 name; a torch that lacks one is used without it, and the header says which is missing. `torch._dynamo` is not imported
 here (it takes a second or more): where it is not loaded yet, an import hook waits for it and wraps it on arrival.
 
-Triton (3.4 and later): `triton.knobs.compilation.listener` is called once for each kernel that Triton prepares, with
-the time of every lowering stage and whether the file cache had it; `knobs.runtime.jit_cache_hook` is called before,
-which gives the begin. Hooks that are there already are called as before. The listener has been run with Triton 3.5.1
-compiling for a GPU that was not there; no GPU has run `jit_cache_hook`.
+Triton: see `triton_events`. vLLM's JIT monitor, which also sees CuTeDSL and TileLang: see `jit_monitor`.
 
-vLLM's JIT monitor, which also sees CuTeDSL and TileLang: see `jit_monitor`.
-
-Records: "compile" (a stretch) and "cache" (an instant), see `_Torch` and `_Triton` for their fields. A compilation that
-is still running when the group is switched off is recorded as unfinished up to that moment.
+Records: "compile" (a stretch) and "cache" (an instant), see `_Torch` and `Triton` for their fields; those two modules
+have more. A compilation that is still running when the group is switched off is recorded as unfinished up to that
+moment.
 """
 
 from __future__ import annotations
@@ -29,7 +25,8 @@ from types import ModuleType
 from typing import Any
 
 from tokentrace.agent.core import Bulk, Emit
-from tokentrace.agent.jit_monitor import Monitor, is_active
+from tokentrace.agent.jit_monitor import Monitor
+from tokentrace.agent.triton_events import Triton, guarded, text
 
 _CACHES = (  # name of the instant, what looked up
     ("fx_graph_cache_", "inductor", "fx graph"),
@@ -66,7 +63,6 @@ _COMPILERS = (  # beginning of a phase's name, compiler
 )
 _KEPT = ("compile_id", "fn_name", "key", "cache_state", "cache_bypass_reason", "co_name", "graph_op_count",
          "fail_reason", "recompile_reason", "is_backward")  # fmt: skip
-_LONGEST = 300
 
 
 def compiler_of(phase: str) -> str:
@@ -122,7 +118,7 @@ class _Torch:
         if not self._on:
             return
         stack = self._open.setdefault(threading.get_native_id(), [])
-        stack.append((str(name), int(time_ns), _text((metadata or {}).get("compile_id"))))
+        stack.append((str(name), int(time_ns), text((metadata or {}).get("compile_id"))))
 
     def _end(self, logger: Any, name: Any, time_ns: Any, metadata: Any = None, *rest: Any, **more: Any) -> None:
         if not self._on:
@@ -155,87 +151,6 @@ class _Torch:
                 data = {"compiler": compiler, "cache": cache, "result": str(name)[len(start) :],
                         "saved_ns": _saved_ns(facts), **_kept(facts)}  # fmt: skip
                 self._emit("cache", int(time_ns), int(time_ns), threading.get_native_id(), data)
-
-
-class _Triton:
-    """Chains to Triton's hooks. compile: compiler "triton", phase (the kernel's name), stages_ns (stage -> ns), key.
-    cache: compiler "triton", cache "kernel", result, key, phase (the kernel's name), saved_ns None. Both have
-    `after_warmup` where vLLM's monitor says that its warm-up is over.
-    """
-
-    module = "triton.knobs"
-
-    def __init__(self, emit: Emit, monitor: Monitor) -> None:
-        self._emit = emit
-        self._monitor = monitor
-        self._began = threading.local()
-        self._set: list[tuple[Any, str, Any, Any]] = []
-        self._on = True
-        self.missing: list[str] = []
-        self.errors: list[str] = []
-
-    def install(self, module: ModuleType) -> None:
-        for group, name, make in (
-            ("compilation", "listener", self._listener),
-            ("runtime", "jit_cache_hook", self._before_compile),
-        ):
-            owner = getattr(module, group, None)
-            if owner is None or not hasattr(owner, name):
-                self.missing.append(f"{self.module}.{group}.{name}")
-                continue
-            earlier = getattr(owner, name)
-            hook = make(earlier)
-            setattr(owner, name, hook)
-            self._set.append((owner, name, earlier, hook))
-
-    def remove(self) -> None:
-        self._on = False
-        for owner, name, earlier, hook in self._set:
-            if getattr(owner, name, None) is hook:
-                setattr(owner, name, earlier)
-        self._set.clear()
-
-    def _before_compile(self, earlier: Any) -> Callable[..., Any]:
-        def hook(*args: Any, **kwargs: Any) -> Any:
-            if self._on:
-                self._began.ns = time.time_ns()
-            # A true answer makes Triton skip the compilation; that is for the earlier hook to say.
-            return earlier(*args, **kwargs) if earlier is not None else False
-
-        return hook
-
-    def _listener(self, earlier: Any) -> Callable[..., None]:
-        def listener(**facts: Any) -> None:
-            if self._on:
-                _guarded(self.errors, self._compiled, facts)
-            if earlier is not None:
-                earlier(**facts)
-
-        return listener
-
-    def _compiled(self, facts: Mapping[str, Any]) -> None:
-        now, thread = time.time_ns(), threading.get_native_id()
-        metadata, times = facts.get("metadata") or {}, facts.get("times")
-        kernel, key = _text(metadata.get("name")), _text(metadata.get("hash"))
-        hit = bool(facts.get("cache_hit"))
-        total = getattr(times, "total", None)
-        began = getattr(self._began, "ns", None)
-        self._began.ns = None
-        start = now - int(total) * 1000 if isinstance(total, (int, float)) else now
-        if isinstance(began, int):
-            start = min(start, began)
-        data = {"compiler": "triton", "cache": "kernel", "result": "hit" if hit else "miss", "key": key,
-                "phase": kernel, "saved_ns": None}  # fmt: skip
-        warm: dict[str, Any] = {}
-        if is_active():
-            warm["after_warmup"] = True
-            function = getattr(getattr(facts.get("src"), "fn", None), "fn", None)
-            self._monitor.recorded(_text(getattr(function, "__qualname__", "")))
-        self._emit("cache", start, start, thread, {**data, **warm})
-        if not hit:
-            stages = {str(name): int(us) * 1000 for name, us in getattr(times, "lowering_stages", None) or ()}
-            made: dict[str, Any] = {"compiler": "triton", "phase": kernel, "key": key, "depth": 0, "stages_ns": stages}
-            self._emit("compile", start, now, thread, {**made, **warm})
 
 
 class _OnImport(MetaPathFinder):
@@ -287,7 +202,7 @@ class CompileWatch:
 
     def __init__(self, emit: Emit) -> None:
         monitor = Monitor(emit)
-        self._hooks = (_Torch(emit), _Triton(emit, monitor), monitor)
+        self._hooks = (_Torch(emit), Triton(emit, monitor), monitor)
         self._installed: list[str] = []
         self._finder: _OnImport | None = None
 
@@ -313,9 +228,9 @@ class CompileWatch:
         for hook in self._hooks:
             hook.remove()
 
-    def _arrived(self, hook: _Torch | _Triton | Monitor, module: ModuleType) -> None:
+    def _arrived(self, hook: _Torch | Triton | Monitor, module: ModuleType) -> None:
         self._installed.append(hook.module)
-        _guarded(hook.errors, hook.install, module)
+        guarded(hook.errors, hook.install, module)
 
     def facts(self, variables: Sequence[str] = ()) -> dict[str, Any]:
         """What is watched (loaded modules), what this version lacks, and the cache variables that are set."""
@@ -327,20 +242,11 @@ class CompileWatch:
         }
 
 
-def _guarded(errors: list[str], hook: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    """Call the hook; what goes wrong in it is written down and stays here."""
-    try:
-        hook(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - nothing of ours may stop a compilation
-        if len(errors) < 20:
-            errors.append(f"{type(error).__name__}: {_text(error)}")
-
-
 def _before(hook: Callable[..., None], original: Callable[..., Any], errors: list[str]) -> Callable[..., Any]:
     """`original` with `hook` called first."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        _guarded(errors, hook, *args, **{_ARGUMENTS.get(name, name): value for name, value in kwargs.items()})
+        guarded(errors, hook, *args, **{_ARGUMENTS.get(name, name): value for name, value in kwargs.items()})
         return original(*args, **kwargs)
 
     wrapper.__wrapped__ = original  # type: ignore[attr-defined]
@@ -361,14 +267,10 @@ def _saved_ns(facts: Mapping[str, Any]) -> int | None:
 def _kept(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The few fields that are told on, short and plain; a None is left out."""
     return {
-        name: value if isinstance(value, (bool, int)) else _text(value)
+        name: value if isinstance(value, (bool, int)) else text(value)
         for name, value in ((name, facts.get(name)) for name in _KEPT)
         if value is not None
     }
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)[:_LONGEST]
 
 
 class JitGroup:
