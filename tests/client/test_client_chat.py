@@ -283,10 +283,14 @@ def test_silence_ends_with_the_limit(after: str, silences: dict[str, Future[tupl
 def test_each_limit_is_its_own(server: ScriptedServer) -> None:
     slow = [step for _ in range(40) for step in (chunk("a"), 0.1)]
     with server.on("POST", CHAT, sse(0.2, *slow, chunk(finish="stop"), DONE)):
-        limits = Timeouts(connect_s=60, first_byte_s=60, between_s=3.0, total_s=None)
-        assert timed(server, more={"timeouts": limits})[0].complete
-        limits.total_s = 2.0
-        x, _ = timed(server, more={"timeouts": limits})
+        each = {"connect_s": 60.0, "first_byte_s": 60.0, "between_s": 3.0}
+        work = {
+            total_s: partial(ask, server, more={"timeouts": Timeouts(**each, total_s=total_s)})
+            for total_s in (None, 2.0)
+        }
+        with together(work) as exchanges:
+            assert exchanges[None].result().complete
+            x = exchanges[2.0].result()
     assert x.error is not None and x.error.check == "TT827" and x.text
 
 

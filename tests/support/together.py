@@ -7,11 +7,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
 @contextmanager
-def together(work: Mapping[str, Callable[[], T]]) -> Iterator[dict[str, Future[T]]]:
+def together(work: Mapping[K, Callable[[], T]]) -> Iterator[dict[K, Future[T]]]:
     """All of `work` runs on threads of its own: together it takes as long as the longest of it.
 
     For limits that are sat out. What patches this process while it runs would reach all of it.
