@@ -65,3 +65,24 @@ def test_no_pass_is_compared_with_itself(kept: dict[str, str]) -> None:
         assert of_one.missing[level] == "both sides have only the deep pass of one run"
     of_two = compare([f"{kept['one']}:warm"], [f"{kept['other']}:deep"])
     assert of_two.levels["modules"] and of_two.levels["operators"] and not of_two.levels["spans"]
+
+
+def test_programs_of_several_calls_meet_by_the_name_of_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENTRACE_DATA_DIR", str(tmp_path))
+    names = []
+    for number, longest in enumerate(("plan", "answer")):
+        ids = IdSource(number + 1)
+        calls = [
+            request_pass(call, ids=ids, deep=False, at=T0 + at * 10**9, decode_ms=30 if call == longest else 3, steps=6)
+            for at, call in enumerate(("plan", "answer"))
+        ]
+        made = stitch(calls, ids=ids, window=(T0, T0 + (number + 2) * 10**9), meta={"headline": longest})
+        names.append(runs.save(made, made, build(made)).name)
+    found = compare(names[:1], names[1:])
+    assert [sample.pass_name for sample in (*found.base, *found.new)] == ["plan", "plan"]
+    (note,) = (note for note in found.notes if "program" in note)
+    assert "plan" in note and "2.00 s in the base and 3.00 s on the new side" in note
+    chosen = compare(names[:1], names[1:], base_pass="answer", new_pass="answer")
+    assert [sample.pass_name for sample in (*chosen.base, *chosen.new)] == ["answer", "answer"]

@@ -33,7 +33,7 @@ def _reply(first_s: float) -> Answer:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A bench of two endpoints, and a comparison of two runs."""
+    """A bench of two endpoints, and a comparison of two runs one of which took thrice as long in all its parts."""
     folder = tmp_path_factory.mktemp("plain")
     found = {name: folder / f"{name}.html" for name in ("bench", "diff")}
     drop = ("OTEL_", "OPENAI_", "TOKENTRACE_")
@@ -136,3 +136,14 @@ def test_the_keyboard_reaches_what_can_be_scrolled(pages: dict[str, Path], tab: 
             assert page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle") == "solid"
             reached.add(label)
         assert wide and len(reached) == page.locator(".scroll").count()
+
+
+def test_rows_that_differ_little_are_folded_away(pages: dict[str, Path], tab: Any) -> None:
+    page = tab(pages["diff"], 768)
+    folds = page.locator("details")
+    assert folds.count() and not folds.first.locator("table").is_visible()
+    folds.first.locator("summary").focus()
+    page.keyboard.press("Enter")
+    rows = folds.first.locator("tbody tr")
+    assert f"{rows.count()} more that differ less" in folds.first.inner_text()
+    assert rows.first.is_visible()

@@ -16,6 +16,8 @@ from tokentrace.emit._atomic import atomic
 from tokentrace.emit._signs import clean
 from tokentrace.wording import duration
 
+#: Rows of a level that are seen at once.
+_SHOWN = 12
 _CSS = """
 :root{color-scheme:light dark;--ink:#1d1d1f;--dim:#62666d;--line:#d9dce1;--back:#fff;--slow:#b3261e;--fast:#11703c}
 @media(prefers-color-scheme:dark){:root{--ink:#e8e8ea;--dim:#9aa0a8;--line:#3a3d42;--back:#17181a;--slow:#ff8a80;
@@ -29,6 +31,7 @@ th,td:not(:first-child):not(:last-child){white-space:nowrap}
 th:first-child,td:first-child{text-align:left;overflow-wrap:anywhere;min-width:7ch}td:last-child,th:last-child{text-align:left}
 .slow{color:var(--slow)}.fast{color:var(--fast)}.bar{display:inline-block;height:.6em;background:currentColor}
 h1,h2,p{overflow-wrap:anywhere}
+code{overflow-wrap:anywhere}summary{cursor:pointer;padding:.4rem 0}summary:focus-visible{outline:2px solid}
 .scroll{overflow-x:auto;background:
 linear-gradient(to right,var(--back) 40%,transparent) 0/2rem 100% no-repeat local,
 linear-gradient(to left,var(--back) 40%,transparent) 100%/2rem 100% no-repeat local,
@@ -36,7 +39,8 @@ linear-gradient(to right,var(--line),transparent) 0/.7rem 100% no-repeat,
 linear-gradient(to left,var(--line),transparent) 100%/.7rem 100% no-repeat}
 .scroll:focus-visible{outline:2px solid currentColor}
 @media(max-width:40rem){body{margin:1rem auto}h1{font-size:1.15rem}table{font-size:.85rem}th,td{padding:.2rem .3rem}
-td .dim{display:block;font-size:.75rem}}
+td:first-child{min-width:9rem}td:last-child{min-width:12rem}}
+@media(max-width:60rem){td .dim{display:block;font-size:.75rem}}
 @media print{body{margin:0;max-width:none}.scroll{overflow:visible;background:none}}
 """
 
@@ -61,22 +65,35 @@ def write(path: Path, title: str, body: str, css: str = "") -> None:
         out.write(page.encode("utf-8"))
 
 
-def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells are HTML already; the caption and heads are not."""
+def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]], most: int = 0) -> str:
+    """Cells are HTML already; the caption and heads are not. Rows after `most` are folded away, unless they are few."""
+    if most and len(rows) > most + 3:
+        rest = _table(f"{caption}, the rest", heads, rows[most:])
+        more = f"<details><summary>{len(rows) - most} more that differ less</summary>{rest}</details>"
+        return f"<h2>{text(caption)}</h2>{_table(caption, heads, rows[:most])}{more}"
+    return f"<h2>{text(caption)}</h2>{_table(caption, heads, rows)}"
+
+
+def _table(label: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f'<th scope="col">{text(h)}</th>' for h in heads)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return (
-        f'<h2>{text(caption)}</h2><div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{text(caption)}"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{text(label)}"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
 def write_diff(found: Diff, path: Path) -> None:
     """The comparison as a page. Raises UsageError when the file cannot be written."""
-    parts = [f"<h1>{text(found.verdict.sentence)}</h1>"]
+    sentence = found.verdict.sentence
+    if found.verdict.status == "unknown" and not found.unlike:  # what would tell more stands below
+        sentence, _, more = sentence.partition(". ")
+        parts = [f"<h1>{text(sentence.rstrip('.'))}.</h1>", f"<p>{text(more)}</p>" if more else ""]
+    else:
+        parts = [f"<h1>{text(sentence)}</h1>"]
     if found.verdict.fix:
-        parts.append(f"<p>To know: {text(found.verdict.fix)}</p>")
+        before, colon, command = found.verdict.fix.partition(": ")
+        parts.append(f"<p>To know: {text(before + colon)}<code>{text(command)}</code></p>")
     for name, samples in (("base", found.base), ("new", found.new)):
         parts.append(f"<p><b>{name}</b> {text(', '.join(map(_sample, samples)))}</p>")
     parts.append(f'<p class="dim">Noise: {text(found.noise)}.</p>')
@@ -107,4 +124,4 @@ def _rows(title: str, rows: Sequence[Row]) -> str:
                 f'<span class="{style}">{bar}</span> {text(_noise(row))}',
             ]
         )
-    return table(title, ("", "base", "new", "change", "", "noise"), cells)
+    return table(title, ("", "base", "new", "change", "", "noise"), cells, _SHOWN)

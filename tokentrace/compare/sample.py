@@ -82,6 +82,7 @@ class Sample:
     given: tuple[str, str] | None = None  # what the user called it, and the pass if one was chosen
     looks_inside: bool = False  # the pass saw what runs inside the model, which takes time of its own
     source: str = ""  # the file it was read from
+    program_ns: int = 0  # of a program of several calls, of which this is one: the whole of it
     processor: Processor | None = None
     lost: str = ""  # what is missing of it and why: what is gone may have been the difference
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from tokentrace.compare.sample import Sample, of_import, of_pass, of_report
 from tokentrace.errors import UsageError
-from tokentrace.wording import listed, plural
+from tokentrace.wording import duration, listed, plural
 
 if TYPE_CHECKING:
     from tokentrace.analyze import Analysis
@@ -63,6 +65,7 @@ def alike(
     known: Read = {}
     given = [(base, base_pass), (new, new_pass)]
     sides = [[_named(name, chosen, progress, known) for name in names] for names, chosen in given]
+    _same_call(sides, progress, known)
     if len({sample.looks_inside for side in sides for sample in side if sample.kind != "import"}) < 2:
         return sides
     changed: dict[tuple[str, str], list[Sample]] = {}
@@ -79,6 +82,28 @@ def alike(
             "--once may also have paid what only a first request pays"
         )
     return sides
+
+
+def _same_call(sides: list[list[Sample]], progress: Progress | None, known: Read) -> None:
+    """Of programs of several calls the longest call speaks, which may be another one on the other side."""
+    base, new = sides
+    if not all(sample.program_ns for side in sides for sample in side):
+        return
+    call = base[0].pass_name
+    for side in sides:
+        for number, sample in enumerate(side):
+            name, chosen = sample.given or (sample.label, "")
+            if not chosen and sample.pass_name != call:
+                with contextlib.suppress(UsageError):  # it has no call of that name: a note tells the names
+                    side[number] = _named(name, call, progress, known)
+    wholes = [duration(median(sample.program_ns for sample in side)) for side in sides]
+    shown = (
+        f"one call is compared, {call}" if all(s.pass_name == call for s in (*base, *new)) else "one call is compared"
+    )
+    base[0].notes.append(
+        f"of the programs {shown}; as a whole they took {wholes[0]} in the base and {wholes[1]} on the new side "
+        "(--passes NAME NAME for another call)"
+    )
 
 
 def _named(name: str, chosen: str, progress: Progress | None, known: Read) -> Sample:
@@ -122,6 +147,8 @@ def _of_trace(path: Path, name: str, chosen: str, known: Read) -> Sample:
         raise UsageError(f"{label} has no {wanted} pass; it has {listed(list(found.passes))}", fix=_A_PASS)
     sample = of_pass(trace, found, wanted, f"{label}:{chosen}" if chosen else label, whole=not folded)
     sample.source = str(path.resolve())
+    if len(found.passes) > 1 and wanted not in PASSES:
+        sample.program_ns = trace.end_ns[0] - trace.start_ns[0]
     if sample.wall_ns <= 0:
         raise UsageError(f"{label} holds no request that took time", fix="give a run of tokentrace run")
     if found.passes[wanted].view.exchange.get("error"):
