@@ -150,3 +150,22 @@ def test_two_recordings_compare_kernel_by_kernel(tmp_path: Path) -> None:
     assert len(found["levels"]["kernels"]) > 20 and found["levels"]["steps"]
     one = found["levels"]["kernels"][0]
     assert one["base_ns"] == one["new_ns"] > 0
+
+
+def test_what_takes_thrice_as_long_in_all_its_parts_says_how_to_know(tmp_path: Path) -> None:
+    names = []
+    for factor in (1, 3):
+        made = trace(seed=factor, jitter=600)
+        begin = made.start_ns[0]
+        for times in (made.start_ns, made.end_ns):
+            times[:] = [begin + factor * (at - begin) for at in times]
+        names.append(str(tmp_path / f"{factor} x.jsonl"))
+        emit.save(made, Path(names[-1]))
+    page = tmp_path / "even.html"
+    done = diff(*names, "--fail-over", "10%", "-o", str(page), data=tmp_path, code=2)
+    shown = " ".join(done.stdout.split())
+    assert "The new side took 3 times as long" in shown and "threads, precision, device" in shown
+    told = done.stderr.splitlines()
+    assert "cannot be told" in told[0] and told[1].startswith("  fix: make each side twice more, in turn")
+    assert told[1].endswith(f"tokentrace diff '{names[0]}',BASE2,BASE3 '{names[1]}',NEW2,NEW3")
+    assert "<code>tokentrace diff &#x27;" in page.read_text()

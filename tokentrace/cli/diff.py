@@ -87,6 +87,8 @@ def command(
         sys.exit(1)
     if undecided:
         click.echo(f"whether it is slower by more than {fail_over} cannot be told", err=True)
+        if found.verdict.fix:
+            click.echo(f"  fix: {found.verdict.fix}", err=True)
         sys.exit(2)
 
 
