@@ -31,6 +31,8 @@ th,td:not(:first-child):not(:last-child){white-space:nowrap}
 th:first-child,td:first-child{text-align:left;overflow-wrap:anywhere;min-width:7ch}td:last-child,th:last-child{text-align:left}
 .slow{color:var(--slow)}.fast{color:var(--fast)}.bar{display:inline-block;height:.6em;background:currentColor}
 h1,h2,p{overflow-wrap:anywhere}
+.name{display:-webkit-box;-webkit-box-orient:vertical;-webkit-line-clamp:5;overflow:hidden}
+td:last-child{min-width:9rem}
 code{overflow-wrap:anywhere}summary{cursor:pointer;padding:.4rem 0}summary:focus-visible{outline:2px solid}
 .scroll{overflow-x:auto;background:
 linear-gradient(to right,var(--back) 40%,transparent) 0/2rem 100% no-repeat local,
@@ -41,7 +43,7 @@ linear-gradient(to left,var(--line),transparent) 100%/.7rem 100% no-repeat}
 @media(max-width:40rem){body{margin:1rem auto}h1{font-size:1.15rem}table{font-size:.85rem}th,td{padding:.2rem .3rem}
 td:first-child{min-width:9rem}td:last-child{min-width:12rem}}
 @media(max-width:60rem){td .dim{display:block;font-size:.75rem}}
-@media print{body{margin:0;max-width:none}.scroll{overflow:visible;background:none}}
+@media print{body{margin:0;max-width:none}.scroll{overflow:visible;background:none}.name{display:block}}
 """
 
 
@@ -98,7 +100,8 @@ def write_diff(found: Diff, path: Path) -> None:
         parts.append(f"<p><b>{name}</b> {text(', '.join(map(_sample, samples)))}</p>")
     parts.append(f'<p class="dim">Noise: {text(found.noise)}.</p>')
     parts += [f"<p>Note: {text(note)}.</p>" for note in found.notes]
-    parts.append(_rows("Request", [row for row in (found.wall, found.ttft) if row is not None]))
+    title = "Request" if found.base[0].kind != "import" else "Recording"
+    parts.append(_rows(title, [row for row in (found.wall, found.ttft) if row is not None]))
     for level, rows in found.levels.items():
         if rows:
             parts.append(_rows(TITLES[level] + _pass(found, level), rows))
@@ -116,7 +119,7 @@ def _rows(title: str, rows: Sequence[Row]) -> str:
         bar = f'<span class="bar" style="width:{5 * abs(row.difference_ns) / longest:.2f}rem"></span>'
         cells.append(
             [
-                text(short_label(row)),
+                f'<span class="name" title="{text(row.label)}">{text(short_label(row))}</span>',
                 text(_time(row.base_ns)),
                 text(_time(row.new_ns)),
                 f'<span class="{style}">{text(plus + duration(row.difference_ns))}</span>',
