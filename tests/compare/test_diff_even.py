@@ -104,3 +104,14 @@ def test_processor_time_hints_at_the_reason(base: tuple[Any, ...], new: tuple[An
     assert text.startswith(told), text
     assert duration(base[0] * 1e9) in text and duration(new[0] * 1e9) in text
     assert hint(None, Processor(*new)) == hint(Processor(*base), Processor(*base)) == ""
+
+
+def test_a_large_difference_within_the_noise_of_single_runs_says_how_to_know() -> None:
+    base, new = stretched(trace(), wavy(1, 1.0)), stretched(trace(), wavy(2, 1.0))
+    for one in (base, new):
+        one.drifts = [0.5]  # its passes differed by half
+    assert compare_samples([base], [new]).verdict.fix == ""
+    new.steps[2].wall_ns += base.wall_ns // 4
+    new.wall_ns += base.wall_ns // 4
+    found = compare_samples([base], [new]).verdict
+    assert found.status == "same" and "tokentrace diff" in found.fix

@@ -18,6 +18,8 @@ MATERIAL = 0.01
 #: One module or operator is named as the contributor when it makes up at least this share of the difference.
 _ALONE = 0.3
 _MOST = 0.6
+#: From this share of the base on a difference of single runs is worth more runs, though theirs would explain it.
+_LARGE = 0.1
 
 
 @dataclass(slots=True)
@@ -25,7 +27,7 @@ class Verdict:
     """`status`: slower, faster, shifted (as a whole the same, but layers differ), same, or unknown.
 
     `layer` is the number of the layer named, 0 for time of no layer, None when none is; `level` and `key` tell the
-    contributor's row; `fix` says what would make an unknown one known.
+    contributor's row; `fix` says what would make it known, where it is not.
     """
 
     status: str
@@ -68,7 +70,10 @@ def judge(wall: Row, levels: dict[str, list[Row]], base: Sequence[Sample], new: 
         text = f"The new side differs by {signed(wall)}, and nothing shows how much of that is noise"
         fix = _several(base, new)
     else:
-        return _within(wall, large)
+        verdict = _within(wall, large)
+        if verdict.status == "same" and wall.limit_ns is not None and abs(wall.change or 0) >= _LARGE:
+            verdict.fix = _several(base, new)  # so large that it may be one after all
+        return verdict
     if not mine:
         return Verdict(status, f"{text}; no layer stands out.", fix=fix)
     top = mine[0]
