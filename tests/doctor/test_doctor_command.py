@@ -241,7 +241,7 @@ def test_a_stuck_server_delays_nobody(tmp_path: Path) -> None:
         server.otherwise(Answer(200, {}, [WAIT], before=60))
         server.on("GET", "/v1/models", Answer(200, {}, [WAIT], before=60))
         server.on("POST", CHAT, Answer(200, {}, [WAIT], before=60))
-        done = doctor("--url", server.url + "/v1", "--layers", "8-6,0", "--timeout", "3", "--json", home=tmp_path)
+        done = doctor("--url", server.url + "/v1", "--layers", "8-6,0", "--timeout", "5", "--json", home=tmp_path)
     assert orjson.loads(done.stdout)["seconds"] < 45  # every route would keep it waiting for 60 s
     assert orjson.loads(done.stdout)["verdict"]["status"] == "fail"
 

@@ -319,9 +319,10 @@ def _kept_alive() -> Diagnosis:
 def _slow_stream() -> Diagnosis:
     with healthy() as server:
         # One token may come in a few pieces; many would show that max_tokens is not kept.
-        steps = [step for number in range(4) for step in (chunk(f" w{number}"), 2.0)]
+        # No pause is as long as what a busy machine leaves of the limit, and all of them are longer than it.
+        steps = [step for number in range(4) for step in (chunk(f" w{number}"), 1.5)]
         server.on("POST", CHAT, sse(*steps))
-        return look(server.url + "/v1", timeout_s=3.0)
+        return look(server.url + "/v1", timeout_s=5.0)
 
 
 @pytest.fixture(scope="module")

@@ -60,6 +60,7 @@ def _without_endpoint(s: Situation) -> Result:
 
 
 def _delivery(s: Situation) -> Iterable[Result]:
+    looked = time.monotonic()
     from tokentrace.emit.otlp_send import send
 
     try:
@@ -70,7 +71,8 @@ def _delivery(s: Situation) -> Iterable[Result]:
     if target is None or target.disabled:
         yield skip("TT002", "no OTLP receiver is set" if target is None else f"nothing may be sent: {target.disabled}")
         return
-    seconds = max(0.5, min(_SECONDS - 2.0, s.left_s))  # a busy machine needs the rest for imports
+    spent = time.monotonic() - looked  # a busy machine has spent it on the imports
+    seconds = max(0.5, min(_SECONDS - 2.0, _SECONDS - 1.0 - spent, s.left_s))
     patient = replace(
         target, timeout_s=min(target.timeout_s, seconds), patience_s=min(1.0, seconds), total_s=seconds, ratio=1.0
     )
