@@ -78,13 +78,14 @@ class Walk:
 
     def calls(self, level: int, most: int = 2**63) -> int:
         """How often Jaeger's function calls itself on spans down to `level`. Stops counting beyond `most`."""
-        count, row, until = 0, 0, -1
+        count, row = 0, 0
+        until: int | None = None  # gone into is what ended before it
         while row >= 0 and count <= most:
             count += 1
             ends = self.children.get(row, []) if self.depth[row] < level else []
-            fitting = len(ends) if until < 0 else bisect_left(ends, until, key=lambda child: child[0])
+            fitting = len(ends) if until is None else bisect_left(ends, until, key=lambda child: child[0])
             if fitting:
-                row, until = -ends[fitting - 1][2], -1
+                row, until = -ends[fitting - 1][2], None
             else:
                 row, until = self.parent[row], self.start[row]
         return count

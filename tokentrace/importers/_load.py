@@ -29,6 +29,7 @@ from tokentrace.importers._analysis import RECORDING, STEP, WINDOW, Analysis
 from tokentrace.importers._collect import Collected, Imported
 from tokentrace.importers._companions import SHARE, Companions
 from tokentrace.importers.columns import Array, Events
+from tokentrace.wording import plural
 
 _SUFFIXES = (
     ".json",
@@ -88,7 +89,9 @@ def load(
     whole = STEP if step is not None else WINDOW if window is not None else RECORDING
     collected = Collected(whole)
     builder = spans.Builder(
-        len(recordings) if rank is None else 1, "/".join(file.name for file in files), SHARE if len(beside) else 0
+        len(recordings) if rank is None else 1,
+        columns.clean("/".join(file.name for file in files)),
+        SHARE if len(beside) else 0,
     )
     for file in recordings:
         try:
@@ -219,12 +222,38 @@ def _read(path: Path, window: tuple[int, int] | None, progress: Callable[[int], 
         events = _read_chrome(path, window, progress)
     if not len(events):
         raise _empty(path, events, window)
-    start, end = events.start.astype(np.float64), events.end.astype(np.float64)
-    if max(float((end - start).sum()), float(end.max() - start.min())) >= _LONGEST_NS:
-        raise UsageError(
-            f"{path.name} holds times that cannot be: its events last longer than a century", fix="record it again"
-        )
+    events.source = columns.clean(events.source, 200)
+    _only_times_that_can_be(events)
+    if not len(events):
+        raise _empty(path, events, None)
     return events, kind
+
+
+def _only_times_that_can_be(events: Events) -> None:
+    """Drop what lies outside a clock's range, and let a clock of unknown origin begin no earlier than at 0: unix times
+    of spans are never negative. Raises UsageError when the sum of all durations is beyond an integer of 64 bits."""
+    base = events.base_ns
+    if base is not None and not 0 <= base < _LONGEST_NS:
+        events.lost.add(0, "the time at which the recording says it began cannot be")
+        base = events.base_ns = None
+    least = -_LONGEST_NS if base is None else -base
+    believed = (events.start >= least) & (events.end >= events.start) & (events.end < _LONGEST_NS)
+    strange = len(events) - int(believed.sum())
+    if strange:
+        events.lost.add(strange, f"{plural(strange, 'event')} with times that cannot be")
+        events.select(np.flatnonzero(believed))
+    if not len(events):
+        return
+    first = int(events.start.min())
+    lengths = (events.end - events.start).astype(np.float64)
+    if max(float(lengths.sum()), float(events.end.max()) - first) >= _LONGEST_NS:
+        raise UsageError(
+            f"{events.source} holds times that cannot be: its events last longer than a century", fix="record it again"
+        )
+    if base is None and first < 0:
+        events.start -= first
+        events.end -= first
+        events.window_begin = max(events.window_begin, -_LONGEST_NS) - first
 
 
 def _read_chrome(path: Path, window: tuple[int, int] | None, progress: Callable[[int], None] | None) -> Events:

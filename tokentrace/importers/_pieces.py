@@ -126,8 +126,15 @@ class Reader:
             if events:
                 yield events
             if not self.done:
-                left = 1 if rest.strip(b", \r\n\t") else 0
-                self.lost.add(left, "the file is cut: the list of events has no end", torn=True)
+                rest = rest.strip(b", \r\n\t")
+                # Where the file ends as one does, something in the list kept its end from being found.
+                whole = rest.endswith((b"]", b"}"))
+                told = (
+                    "no event could be read up to the end"
+                    if whole
+                    else "the file is cut: the list of events has no end"
+                )
+                self.lost.add(1 if rest else 0, told, torn=True)
         if self._damaged:
             self.lost.add(0, f"{self._damaged} events are damaged and were skipped")
 

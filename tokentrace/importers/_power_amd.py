@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tokentrace.importers._power_nvidia import csv_rows
-from tokentrace.importers._power_values import PowerSample, Read, number, text_of
+from tokentrace.importers._power_values import PowerSample, Read, believable, number, text_of
 
 _ROCM_CSV = re.compile(r"^device,", re.IGNORECASE)
 _AMD_CSV = re.compile(r"(?:^|,)gpu(?:,|$)", re.IGNORECASE)
@@ -147,7 +147,7 @@ def _amd_entry(entry: Mapping[str, Any]) -> PowerSample | None:
 def _epoch_ns(value: object) -> int | None:
     """amd-smi's `timestamp`: whole seconds since the epoch."""
     text = text_of(value)
-    return int(text) * 1_000_000_000 if re.fullmatch(r"\d{9,11}", text) else None
+    return believable(int(text) * 1_000_000_000) if re.fullmatch(r"\d{9,11}", text) else None
 
 
 def is_csv_header(line: str) -> bool:

@@ -109,13 +109,18 @@ def on_off(value: object) -> bool | None:
     return {"enabled": True, "disabled": False}.get(text_of(value).lower())
 
 
+def believable(time_ns: int) -> int | None:
+    """A time as it is, None where no clock can have shown it: before 1970, or so late that 64 bits get short (2116)."""
+    return time_ns if 0 <= time_ns < 2**62 else None
+
+
 def time_ns(text: str, zone: tzinfo) -> int | None:
-    """A nvidia-smi time as nanoseconds since the epoch, exactly; None when it is in no known form."""
+    """A nvidia-smi time as nanoseconds since the epoch, exactly; None when it is in no known form or unbelievable."""
     for form in _DATES:
         try:
             moment = datetime.strptime(" ".join(text.split()), form).replace(tzinfo=zone)
         except ValueError:
             continue
         whole = int(moment.replace(microsecond=0).timestamp())
-        return whole * 1_000_000_000 + moment.microsecond * 1000
+        return believable(whole * 1_000_000_000 + moment.microsecond * 1000)
     return None
