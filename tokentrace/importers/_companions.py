@@ -9,8 +9,8 @@ from pathlib import Path
 from tokentrace.errors import UsageError
 from tokentrace.importers import _power_of_steps, _source, jit_logs, power_dumps, spans
 from tokentrace.importers._collect import Collected
+from tokentrace.importers._jit_events import JitLog
 from tokentrace.importers._power_of_steps import Card
-from tokentrace.importers.jit_logs import JitLog
 from tokentrace.importers.power_dumps import PowerDump
 from tokentrace.model import Record
 from tokentrace.probe import Finding, LayerState
