@@ -36,7 +36,7 @@ from tokentrace.tracing.result import Trace
 from tokentrace.wording import listed, plural
 
 if TYPE_CHECKING:
-    from tokentrace.tracing.http_calls import Call
+    from tokentrace.tracing.call import Call
 
 _current: ContextVar[Block | None] = ContextVar("tokentrace_block", default=None)
 
