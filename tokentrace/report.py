@@ -11,7 +11,8 @@ or `own_source` says why), never zero.
     passes {cold|warm|deep|once: {wall_ns, ttft_ns, dilation, coverage, unattributed_ns, cached_tokens,
                                   own_ns {"8.down": …}, steps}},
     spans {produced, accepted, rejected}, findings [{layer, status, sentence, evidence, fix}], files [path],
-    gaps, slowest, cold, token_times, operators, operators_pass, error {message, layer, fix} or null, notes,
+    gaps, slowest, cold, token_times, operators, operators_pass, operators_own_ns (of all, also those not listed),
+    error {message, layer, fix} or null, notes,
     interrupted ("" or where it was cut short),
     program {name, wall_ns, calls} or null: of a block of a program, whose passes are its calls
 
@@ -130,6 +131,7 @@ class Report:
     token_times: list[dict[str, Any]] = field(default_factory=list)
     operators: list[dict[str, Any]] = field(default_factory=list)
     operators_pass: str = ""
+    operators_own_ns: int | None = None
     error: Failure | None = None
     notes: list[str] = field(default_factory=list)
     interrupted: str = ""  # where the user cut it short and what is missing
@@ -194,6 +196,7 @@ def build(trace: Trace, found: Analysis | None = None, *, prompt: str = "", note
         token_times=[token.as_dict() for token in found.tokens],
         operators=[operator.as_dict() for operator in found.operators],
         operators_pass=found.operators_pass if found.operators else "",
+        operators_own_ns=found.operators_own_ns if found.operators else None,
         error=Failure(error, int(failed.get("error_layer") or 0), str(failed.get("fix") or "")) if error else None,
         notes=[*told, *notes],
         interrupted=str(trace.attributes(0).get(MARK) or "") if len(trace) else "",

@@ -91,3 +91,36 @@ def test_a_kept_report_that_is_none_is_passed_over(tmp_path: Path) -> None:
         trace.set_attributes(0, {KEPT: text})
         save(trace, tmp_path / "y.jsonl")
         assert told("show", tmp_path / "y.jsonl")["wall_ns"] > 0
+
+
+def test_operators_of_a_recording_are_counted_over_all_of_it(tmp_path: Path) -> None:
+    """Of a recording that does not fit into a trace the table, its shares and the sentence are of every event."""
+    import gzip
+
+    path = recordings.large("hta/a100_ddp_nccl_2rank.json.gz")
+    saved = tmp_path / "x.jsonl"
+    run("import", path, "-q", "-o", saved)
+    report = told("show", saved)
+    calls: dict[str, int] = {}
+    with gzip.open(path) as file:
+        for event in json.load(file)["traceEvents"]:
+            if event.get("ph") == "X" and event.get("cat") == "cpu_op":
+                calls[event["name"]] = calls.get(event["name"], 0) + 1
+    listed = report["operators"]
+    assert [one["own_ns"] for one in listed] == sorted((one["own_ns"] for one in listed), reverse=True)
+    assert all(one["calls"] == calls[one["name"]] for one in listed)
+    assert listed[0]["name"] == "aten::empty" and "aten::empty" in report["slowest"]
+    assert report["operators_own_ns"] > sum(one["own_ns"] for one in listed)
+    part = listed[0]["own_ns"] / report["operators_own_ns"]
+    assert f"  {part:.1%}".replace("%", " %") in run("show", saved, "--detail").stdout
+
+
+def test_a_span_with_others_folded_into_it_keeps_its_own_length_in_the_tree(tmp_path: Path) -> None:
+    saved = tmp_path / "x.jsonl"
+    run("import", recordings.large("hta/a100_ddp_nccl_2rank.json.gz"), "-q", "-o", saved)
+    trace = load(saved)
+    first = run("show", saved, "--tree").stdout.splitlines()[0]
+    assert trace.attributes(0).get("tokentrace.folded.spans")
+    from tokentrace.wording import duration
+
+    assert duration(trace.end_ns[0] - trace.start_ns[0]) in " ".join(first.split())

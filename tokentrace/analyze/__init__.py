@@ -15,7 +15,7 @@ from tokentrace.analyze._findings import findings
 from tokentrace.analyze._forms import Form, form
 from tokentrace.analyze._layers import LayerTimes, layer_times
 from tokentrace.analyze._passes import PassView, headline, passes
-from tokentrace.analyze._slowest import OperatorRow, operators, slowest
+from tokentrace.analyze._slowest import Counted, OperatorRow, operators, slowest
 from tokentrace.analyze._steps import StepRow, TokenRow, steps, tokens
 from tokentrace.analyze._sweep import Gap, Place, by_place, gaps, sweep
 from tokentrace.layers import load
@@ -24,6 +24,7 @@ from tokentrace.probe import Finding
 
 __all__ = [
     "Analysis",
+    "Counted",
     "Extra",
     "Gap",
     "LayerTimes",
@@ -86,6 +87,7 @@ class Analysis:
     tokens: list[TokenRow]
     operators: list[OperatorRow]
     operators_pass: str
+    operators_own_ns: int  # of all of them, also of those that are not listed
     cold_extra: list[Extra] = field(default_factory=list)
     cold_sentence: str = ""
     findings: list[Finding] = field(default_factory=list)
@@ -99,8 +101,9 @@ class Analysis:
         return self.main.coverage
 
 
-def analyze(trace: Trace) -> Analysis:
-    """Analyse a stitched, unfolded trace. Never changes it."""
+def analyze(trace: Trace, counted: Counted | None = None) -> Analysis:
+    """Analyse a stitched, unfolded trace. Never changes it. `counted`: of a trace that holds only a part of what was
+    recorded, what is known of the whole."""
     views = passes(trace)
     timed = {name: _times(trace, view) for name, view in views.items()}
     main = timed[headline(views, str(trace.meta.get("headline") or "")).name]
@@ -116,8 +119,11 @@ def analyze(trace: Trace) -> Analysis:
     found = sweep(trace, main.view)
     holes = gaps(trace, main.view, found)
     seeing = deep or main
-    top = operators(trace, seeing.view, seeing.own_by_row)
-    in_operators = sum(ns for (layer, _), ns in seeing.own.items() if layer in (4, 3))
+    if counted is not None:
+        top, in_operators = counted.operators, counted.operators_own_ns
+    else:
+        top = operators(trace, seeing.view, seeing.own_by_row)
+        in_operators = sum(ns for (layer, _), ns in seeing.own.items() if layer in (4, 3))
     order = [main.view, *(v for n, v in views.items() if n != main.name and n == "deep")]
     analysis = Analysis(
         main=main,
@@ -126,12 +132,13 @@ def analyze(trace: Trace) -> Analysis:
         forms={(x.number, way): form(trace, order, x, way) for x in load() for way in (DOWN, UP)},
         gaps=holes,
         slowest=slowest(
-            trace, main.view, main.own_by_row, main.steps, holes[0] if holes else None, top, in_operators
+            trace, main.view, main.own_by_row, main.steps, holes[0] if holes else None, top, in_operators, counted
         ),
         steps=main.steps,
         tokens=tokens(trace, main.view),
         operators=top,
         operators_pass=seeing.name,
+        operators_own_ns=in_operators,
     )  # fmt: skip
     cold = timed.get("cold")
     if cold is not None and warm is not None and cold.view.whole and warm.view.whole:

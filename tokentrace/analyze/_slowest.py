@@ -17,16 +17,27 @@ from tokentrace.wording import duration, plural, share
 
 @dataclass(slots=True)
 class OperatorRow:
-    """Calls of one operator or kernel and the time that was its own, in the pass that saw operators."""
+    """Calls of one operator or kernel and the time that was its own, in the pass that saw operators. `total_ns` is None
+    where nobody added it up, as in a recording's own count of its operators."""
 
     name: str
     calls: int
     own_ns: int
-    total_ns: int
+    total_ns: int | None
     shapes: str  # of the call with the most own time
 
     def as_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What was counted of every event where the trace holds a part of them only. `operators`: the longest by own time;
+    `operators_own_ns`: of all of them; `own_ns` by layer."""
+
+    operators: list[OperatorRow]
+    operators_own_ns: int
+    own_ns: Mapping[int, int]
 
 
 def operators(trace: Trace, view: PassView, own: Mapping[int, int], count: int = 20) -> list[OperatorRow]:
@@ -42,7 +53,7 @@ def operators(trace: Trace, view: PassView, own: Mapping[int, int], count: int =
         name = name.removeprefix("leaf ")
         entry = found.setdefault(name, OperatorRow(name, 0, 0, 0, ""))
         entry.calls += 1
-        entry.total_ns += trace.end_ns[row] - trace.start_ns[row]
+        entry.total_ns = (entry.total_ns or 0) + trace.end_ns[row] - trace.start_ns[row]
         spent = own.get(row, 0)
         entry.own_ns += spent
         if spent > longest.get(name, -1):
@@ -59,9 +70,11 @@ def slowest(
     steps: list[StepRow],
     gap: Gap | None,
     top: list[OperatorRow],
-    layers_own_ns: int,
+    operators_own_ns: int,
+    counted: Counted | None = None,
 ) -> str:
-    """Which part took most of the wall time, and where in it. `layers_own_ns`: operators' own time in their pass."""
+    """Which part took most of the wall time, and where in it. `operators_own_ns`: of all operators and kernels, in the
+    pass of `top`."""
     candidates: list[tuple[int, str, str]] = []  # the time, what took it, and where in it
     for phase, title in (("prefill", "Prefill"), ("decode", "Decoding"), ("mixed", "Mixed prefill and decode")):
         chosen = [s for s in steps if s.phase == phase]
@@ -79,9 +92,9 @@ def slowest(
             names[layer, name] = names.get((layer, name), 0) + spent
     if not candidates:  # a recording: nothing above says where the work of the chip belongs
         for number, title in ((3, "Kernels and launches"), (4, "Operators")):
-            low = sum(spent for row, spent in own.items() if trace.layer[row] == number)
-            if low and top:
-                candidates.append((low, title, f", most of it in {top[0].name} ({duration(top[0].own_ns)})"))
+            low, inside = _of_layer(trace, own, number) if counted is None else _of_counted(counted, number)
+            if low:
+                candidates.append((low, title, inside))
     if compiling:
         candidates.append((compiling, "Compiling", ""))
     if names:
@@ -103,9 +116,35 @@ def slowest(
         return ""
     spent, what, where = max(candidates, key=lambda c: c[0])
     text = f"{what} took {duration(spent)}, {share(spent, view.wall_ns)} of {_whole(trace, view)}{where}"
-    if top and layers_own_ns and what.startswith(("Prefill", "Decoding", "Mixed")):
-        text += f"; inside, {top[0].name} had {share(top[0].own_ns, layers_own_ns)} of the operators' time"
+    if top and operators_own_ns and what.startswith(("Prefill", "Decoding", "Mixed")):
+        text += f"; inside, {top[0].name} had {share(top[0].own_ns, operators_own_ns)} of the operators' time"
     return f"{text}."
+
+
+def _of_layer(trace: Trace, own: Mapping[int, int], number: int) -> tuple[int, str]:
+    """The layer's own time, and which name in it has most of that."""
+    names: dict[str, int] = {}
+    for row, spent in own.items():
+        if trace.layer[row] == number:
+            name = name_of(trace, row)
+            names[name] = names.get(name, 0) + spent
+    low = sum(names.values())
+    return low, _inside(*max(names.items(), key=lambda item: item[1]), low) if low else ""
+
+
+def _of_counted(counted: Counted, number: int) -> tuple[int, str]:
+    """The same where the trace holds a part only; which kernel or launch is the longest is not known then."""
+    low = counted.own_ns.get(number, 0)
+    first = counted.operators[0] if number == 4 and counted.operators else None
+    return low, _inside(first.name, first.own_ns, low) if first else ""
+
+
+def _inside(name: str, spent: int, low: int) -> str:
+    """Where in a layer its time is, where one name has at least a tenth of it."""
+    if 10 * spent < low:
+        return ""
+    part = "most of it" if 2 * spent > low else "the largest part"
+    return f", {part} in {name} ({duration(spent)})"
 
 
 def _whole(trace: Trace, view: PassView) -> str:

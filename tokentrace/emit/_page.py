@@ -204,12 +204,14 @@ class Page:
             heads = ("step", "phase", "start", "took", "forward", "sample", "tokens", "batch", "cached")
             self._table("Steps", heads, rows, "rlrrrrrrr")
         if report.operators:
-            total = sum(int(o["own_ns"]) for o in report.operators) or 1
+            # Runs saved by earlier versions do not say what all had together.
+            total = report.operators_own_ns or sum(int(o["own_ns"]) for o in report.operators) or 1
             rows = [
                 (str(o["name"]), f"{o['calls']:,}", duration(o["own_ns"]), share(o["own_ns"], total), str(o["shapes"]))
                 for o in report.operators
             ]
-            title = f"Operators and kernels by own time, {report.operators_pass} pass"
+            kernels = " and kernels" if any(o["total_ns"] is not None for o in report.operators) else ""
+            title = f"Operators{kernels} by own time, {report.whole or f'{report.operators_pass} pass'}"
             self._table(title, ("name", "calls", "own time", "share", "shapes of the longest"), rows, "lrrrl")
         if report.token_times:
             rows = [_token(token) for token in report.token_times]

@@ -258,7 +258,7 @@ class Lane:
                 span,
                 {
                     "tokentrace.folded.spans": number,
-                    "tokentrace.folded.total_ns": spent,
+                    "tokentrace.folded.below_ns": spent,
                     "tokentrace.folded.top": [
                         f"{names[code]} ×{count} {total} ns"
                         for code, count, total in zip(

@@ -10,11 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tokentrace.analyze import Counted, OperatorRow, analyze
 from tokentrace.report import KEPT, FindingRow, Report, build
 
 if TYPE_CHECKING:
     from tokentrace.model import Trace
     from tokentrace.probe import Finding, LayerState
+
+_FOLDED = "tokentrace.import.folded"
+#: Operators told of, those with the most own time.
+_OPERATORS = 20
 
 
 @dataclass(slots=True)
@@ -26,7 +31,8 @@ class _Kept:
     whole: str = ""
     own_ns: dict[int, int] = field(default_factory=dict)
     evidence: dict[int, int] = field(default_factory=dict)
-    operators: list[dict[str, Any]] = field(default_factory=list)
+    operators: list[OperatorRow] = field(default_factory=list)
+    operators_own_ns: int = 0
     lanes: bool = False
 
 
@@ -49,9 +55,10 @@ def keep(
             {state.layer: state.facts["own_ns"] for state in seen if state.facts.get("own_ns") is not None},
             {state.layer: int(state.facts["evidence"]) for state in seen if state.facts.get("evidence")},
             [
-                {"name": one["name"], "calls": one["calls"], "own_ns": one["own_ns"], "total_ns": None, "shapes": ""}
-                for one in sorted(operators, key=lambda one: -int(one["own_ns"]))
+                OperatorRow(one["name"], one["calls"], one["own_ns"], None, "")
+                for one in sorted(operators, key=lambda one: (-int(one["own_ns"]), one["name"]))[:_OPERATORS]
             ],
+            sum(int(one["own_ns"]) for one in operators),
             lanes,
         ),
     )
@@ -67,9 +74,11 @@ def keep_also(trace: Trace, findings: Sequence[Finding]) -> None:
 def of_trace(trace: Trace, files: Sequence[str] = ()) -> Report:
     """The report of a trace, with what an importer kept in it; of any other trace that of its spans. `files` are named
     in it."""
-    report = build(trace)
-    report.files = list(files)
     kept = _kept(trace)
+    part = kept is not None and not kept.lanes and kept.operators and trace.attributes(0).get(_FOLDED)
+    counted = Counted(kept.operators, kept.operators_own_ns, kept.own_ns) if kept is not None and part else None
+    report = build(trace, analyze(trace, counted))
+    report.files = list(files)
     if kept is None:
         return report
     if "tokentrace.import.shown" not in trace.attributes(0):  # a run to which something was joined
@@ -108,7 +117,7 @@ def _take_figures(report: Report, kept: _Kept, trace: Trace) -> None:
     """The recording's own counts and times, which the importer made of every event, in place of those of the spans
     that fitted into the trace. Times only of a single recording: those of several run beside each other."""
     root = trace.attributes(0)
-    shown, folded = root.get("tokentrace.import.shown"), root.get("tokentrace.import.folded", 0)
+    shown, folded = root.get("tokentrace.import.shown"), root.get(_FOLDED, 0)
     if not isinstance(shown, int) or not isinstance(folded, int):
         return
     report.spans["recorded"] = shown + folded
@@ -134,5 +143,3 @@ def _take_figures(report: Report, kept: _Kept, trace: Trace) -> None:
         measured |= {f"{row.layer}.{way}": part for way, part in (("down", ns - up), ("up", up)) if part}
     report.unattributed_ns = report.passes[report.headline_pass].unattributed_ns = report.wall_ns - spent
     report.coverage = report.passes[report.headline_pass].coverage = spent / report.wall_ns
-    if kept.operators:
-        report.operators = kept.operators
