@@ -235,6 +235,8 @@ def test_paper_is_light_and_has_no_buttons(opened: Callable[..., Opened]) -> Non
     pdf = one.page.pdf(format="A4")
     assert pdf.startswith(b"%PDF") and len(pdf) > 20_000
     one.do("() => dispatchEvent(new Event('afterprint'))")
+    one.page.emulate_media(media="screen")
+    one.frame()
     assert one.do("() => document.documentElement.dataset.theme") == "dark"
 
 

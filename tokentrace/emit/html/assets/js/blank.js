@@ -9,7 +9,7 @@ const DEEP = [3, 4];
 /** `show()` puts a line into each lane that is blank now; it scrolls with the lanes. */
 export function blankLanes(timeline) {
   let shown = "";
-  let lines = [];
+  let lines = [], said = [];
   return {
     show() {
       const { trace, pass, left } = timeline;
@@ -19,21 +19,27 @@ export function blankLanes(timeline) {
         for (const { layer, group, top } of timeline.titles) {
           if (!layer || holds(trace, group, from, until) || holds(trace, group, pass.start, pass.end)) continue;
           const other = elsewhere(trace, group, pass);
-          if (other) found.push({ layer, top, other: other.name });
+          if (other) found.push({ layer, top, other: other.name, word: why(trace, layer, other) });
         }
       }
       const now = JSON.stringify([found, left, pass.name]);
       if (now === shown) return;
       shown = now;
+      said = found;
       lines.forEach((line) => line.remove());
       lines = found.map((one) => line(timeline, one));
       timeline.view.append(...lines);
     },
+    /** [{ word, top }]: what is said now, for where no line can be. */
+    found: () => said,
   };
 }
 
-function line(timeline, { layer, top, other }) {
-  const word = DEEP.includes(layer) && other === "deep" ? "not probed in this pass" : `nothing seen in this ${timeline.trace.part}`;
+function why(trace, layer, other) {
+  return DEEP.includes(layer) && other.name === "deep" ? "not probed in this pass" : `nothing seen in this ${trace.part}`;
+}
+
+function line(timeline, { layer, top, other, word }) {
   return h(
     "p.blank", { "data-layer": layer, style: { top: `${top}px`, left: `${timeline.left + 8}px` } }, `${word} `,
     h("button.link", { type: "button", click: () => timeline.state.set({ pass: other, frame: -1 }) }, `Show the ${other} ${timeline.trace.part}`),

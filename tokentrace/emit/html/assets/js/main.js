@@ -21,7 +21,13 @@ function showPasses(trace, state) {
   const buttons = passes.map((pass) => h("button", { type: "button" }, pass.name));
   const place = put("passes", buttons);
   place.setAttribute("aria-label", trace.chain ? "Call" : "Pass");
-  const mark = () => check(buttons, passes.findIndex((pass) => pass.name === state.pass));
+  const mark = () => {
+    const at = passes.findIndex((pass) => pass.name === state.pass);
+    check(buttons, at);
+    // Many calls scroll within their row; the page stays where it is.
+    const row = place.getBoundingClientRect(), one = buttons[at].getBoundingClientRect();
+    if (one.left < row.left || one.right > row.right) place.scrollLeft += one.left - row.left - 24;
+  };
   radios(place, buttons, (index) => state.set({ pass: passes[index].name, frame: -1 }));
   state.on(["pass"], mark);
   mark();

@@ -99,8 +99,8 @@ function tickLabel(at, step, most) {
   return Math.abs(at) < step / 2 ? "0" : `${(at / size).toFixed(digits)} ${unit}`;
 }
 
-export function fit(canvas, width, height) {
-  const ratio = devicePixelRatio || 1;
+/** `ratio`: pixels for one of the page's. */
+export function fit(canvas, width, height, ratio = devicePixelRatio || 1) {
   canvas.width = Math.max(1, Math.round(width * ratio));
   canvas.height = Math.max(1, Math.round(height * ratio));
   canvas.style.height = `${height}px`;

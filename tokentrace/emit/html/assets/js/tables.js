@@ -4,6 +4,8 @@ import { h, prose, put } from "./dom.js";
 import { count, duration, share } from "./format.js";
 import { jump } from "./headline.js";
 
+/** So many passes or calls stand side by side without scrolling. */
+const MOST_COLUMNS = 6;
 const MARKS = { ok: "✓", warn: "!", fail: "×", unknown: "?" };
 
 export function showFindings(trace, go) {
@@ -39,29 +41,33 @@ export function showLayers(trace) {
   const columns = passes.map((pass) => ({ pass, told: report.passes[pass.name] })).filter((column) => column.told);
   const spent = (told, layer) => ["down", "up"].map((way) => told.own_ns[`${layer}.${way}`] ?? 0);
   const most = Math.max(1, ...columns.map(({ told }) => told.wall_ns));
+  // Many columns scroll, which paper cannot: there the headline's stands alone.
+  const many = columns.length > MOST_COLUMNS;
+  const beside = (pass) => (many && pass.name !== trace.story.headline ? ".beside" : "");
   document.getElementById("own-hint").textContent = `As measured${columns.length > 1 ? ` in each ${trace.part}` : ""}, on one scale: a full bar is the whole of ${columns.length > 1 ? "the longest request" : `the ${trace.whole}`}. Pale: on the way back.`;
-  const cell = (row, { told }) => {
+  const cell = (row, { pass, told }) => {
     const [down, up] = spent(told, row.layer);
-    if (!down && !up) return h("td.dim", {}, h("div.amount.dim", {}, h("span", {}, quiet(row, told))));
+    if (!down && !up) return h(`td.dim${beside(pass)}`, {}, h("div.amount.dim", {}, h("span", {}, quiet(row, told))));
     const bar = (ns, kind) => (ns ? h(`i${kind}`, { style: { width: `${(100 * ns) / most}%` } }) : null);
-    return h("td", { title: `${duration(down)} down, ${duration(up)} up` }, h("div.amount", {}, h("span", {}, duration(down + up)), h("div.meter", { "aria-hidden": "true" }, bar(down, ""), bar(up, ".back"))));
+    return h(`td${beside(pass)}`, { title: `${duration(down)} down, ${duration(up)} up` }, h("div.amount", {}, h("span", {}, duration(down + up)), h("div.meter", { "aria-hidden": "true" }, bar(down, ""), bar(up, ".back"))));
   };
-  const line = (name, pick, kind = "minor") => h(`tr.${kind}`, {}, h("td", {}, name), columns.map(({ told }) => h("td", {}, h("div.amount", {}, h("span", {}, pick(told))))));
+  const line = (name, pick, kind = "minor") => h(`tr.${kind}`, {}, h("td", {}, name), columns.map(({ pass, told }) => h(`td${beside(pass)}`, {}, h("div.amount", {}, h("span", {}, pick(told))))));
   put(
     "layers",
     h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Own time by layer and pass" }, h(
-      "table.compare", {},
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Layer"), columns.map(({ pass }) => h("th", { scope: "col" }, h("b", {}, pass.name === "once" ? "time" : pass.name), pass.name === trace.story.headline && columns.length > 1 ? (trace.chain ? " shown above" : " speaks for the run") : "")))),
+      "table.compare", { style: many ? { "min-width": `${200 + 120 * columns.length}px` } : {} },
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Layer"), columns.map(({ pass }) => h(`th${beside(pass)}`, { scope: "col" }, h("b", {}, pass.name === "once" ? "time" : pass.name), pass.name === trace.story.headline && columns.length > 1 ? (trace.chain ? " shown above" : " speaks for the run") : "")))),
       h(
         "tbody", {},
         report.layers.map((row) => h("tr", { "data-layer": row.layer }, h("td", {}, h("i.key"), `${row.layer} ${row.title}`), columns.map((column) => cell(row, column)))),
-        h("tr.minor.rest", {}, h("td", {}, h("i.key.nobody"), "of no layer"), columns.map(({ told }) => h("td", {}, h("div.amount", {}, h("span", {}, duration(told.unattributed_ns)), h("div.meter", { "aria-hidden": "true" }, told.unattributed_ns ? h("i.nobody", { style: { width: `${(100 * told.unattributed_ns) / most}%` } }) : null))))),
+        h("tr.minor.rest", {}, h("td", {}, h("i.key.nobody"), "of no layer"), columns.map(({ pass, told }) => h(`td${beside(pass)}`, {}, h("div.amount", {}, h("span", {}, duration(told.unattributed_ns)), h("div.meter", { "aria-hidden": "true" }, told.unattributed_ns ? h("i.nobody", { style: { width: `${(100 * told.unattributed_ns) / most}%` } }) : null))))),
         line(`the ${trace.whole}`, (told) => duration(told.wall_ns), "total"),
         columns.some(({ told }) => told.ttft_ns !== null) ? line("first token", (told) => duration(told.ttft_ns)) : null,
         columns.some(({ told }) => told.cached_tokens) ? line("tokens from the cache", (told) => String(told.cached_tokens ?? "–")) : null,
         columns.some(({ told }) => told.dilation) ? line("times the warm one", (told) => (told.dilation ? `${told.dilation.toFixed(2)} ×` : "–")) : null,
       ),
     )),
+    many ? h("p.soft.only-paper", {}, `The ${columns.length - 1} other ${trace.part === "pass" ? "passes" : "calls"} are beside it on the screen.`) : null,
     report.cold ? h("p.soft", { style: { "margin-top": "12px" } }, report.cold) : null,
   );
 }

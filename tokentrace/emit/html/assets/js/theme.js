@@ -3,6 +3,7 @@
 const listeners = [];
 const system = matchMedia("(prefers-color-scheme: dark)");
 let chosen = "";
+const paper = matchMedia("print");
 let printing = false;
 
 function stored() {
@@ -14,7 +15,7 @@ function stored() {
 }
 
 function apply() {
-  const dark = !printing && (chosen ? chosen === "dark" : system.matches);
+  const dark = !onPaper() && (chosen ? chosen === "dark" : system.matches);
   document.documentElement.dataset.theme = dark ? "dark" : "light";
   const button = document.getElementById("theme");
   button.textContent = dark ? "☀" : "☾";
@@ -24,9 +25,10 @@ function apply() {
 export function startTheme() {
   chosen = stored();
   system.addEventListener("change", apply);
-  // Paper is light, and a canvas prints what is drawn on it.
+  // Paper is light, and a canvas prints what is drawn on it by the end of this event: no frame and no observer runs then.
   addEventListener("beforeprint", () => { printing = true; apply(); });
   addEventListener("afterprint", () => { printing = false; apply(); });
+  paper.addEventListener("change", apply);
   document.getElementById("theme").addEventListener("click", toggleTheme);
   apply();
 }
@@ -39,6 +41,11 @@ export function toggleTheme() {
     // it then lasts as long as the page is open
   }
   apply();
+}
+
+/** Is the page being printed, or shown as it prints? */
+export function onPaper() {
+  return printing || paper.matches;
 }
 
 export function onTheme(listener) {

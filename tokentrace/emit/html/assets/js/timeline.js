@@ -6,9 +6,11 @@ import { duration } from "./format.js";
 import { firstAfter, layOut } from "./layout.js";
 import { fit, paintLine, ticks } from "./painter.js";
 import { listen } from "./pointer.js";
-import { colours, onTheme } from "./theme.js";
+import { colours, onPaper, onTheme } from "./theme.js";
 
 const LINE = 18, GAP = 1, GROUP = 9, RULER = 24, MAP = 40, MOST = 620;
+/** The width of a sheet is not known before it is laid out, so the drawing is as wide as A4 and letter leave, and is scaled. */
+const SHEET = { width: 700, most: 800, ratio: 3 };
 
 export class Timeline {
   constructor(trace, state) {
@@ -19,7 +21,8 @@ export class Timeline {
     this.view = h("div.view", {}, this.canvas, this.spacer);
     this.tip = h("div.tip", { hidden: true });
     this.blank = blankLanes(this);
-    this.stage = h("div.stage", {}, h("div.map", {}, this.map), this.view, this.legend(), this.tip);
+    this.cut = h("p.cut-lines", { hidden: true });
+    this.stage = h("div.stage", {}, h("div.map", {}, this.map), this.view, this.cut, this.legend(), this.tip);
     this.board = h("div.board.card", {}, this.stage);
     put("timeline", this.board);
     this.view.addEventListener("scroll", () => this.queue());
@@ -56,9 +59,13 @@ export class Timeline {
       top += GROUP;
     }
     this.height = top;
-    this.shown = Math.min(top, MOST);
+    this.fitHeight(MOST);
+  }
+
+  fitHeight(most) {
+    this.shown = Math.min(this.height, most);
     this.view.style.height = `${this.shown}px`;
-    this.spacer.style.height = `${Math.max(top - this.shown, 0)}px`;
+    this.spacer.style.height = `${Math.max(this.height - this.shown, 0)}px`;
   }
 
   get left() {
@@ -71,11 +78,20 @@ export class Timeline {
   }
 
   repaint() {
-    this.width = this.view.clientWidth;
+    const paper = (this.paper = onPaper());
+    this.fitHeight(paper ? SHEET.most : MOST);
+    this.width = paper ? SHEET.width : this.view.clientWidth;
     if (!this.width) return;
-    this.context = fit(this.canvas, this.width, this.shown);
+    this.ratio = paper ? SHEET.ratio : undefined;
+    this.context = fit(this.canvas, this.width, this.shown, this.ratio);
     this.overview = null;
-    this.queue();
+    if (paper) this.draw();
+    else this.queue();
+  }
+
+  /** How far the lanes are scrolled; on paper from the top wherever all of them fit. */
+  get scroll() {
+    return Math.min(this.view.scrollTop, this.height - this.shown);
   }
 
   queue() {
@@ -92,7 +108,7 @@ export class Timeline {
     const { context, trace, state, span, width } = this;
     const pick = (this.pick = colours());
     const options = { matches: this.matches, selected: state.row, ink: pick("ink"), onLayer: pick("on-layer"), accent: pick("accent"), lines: pick("faint"), neutral: pick("layer-0"), text: true };
-    const scroll = this.view.scrollTop;
+    const { scroll } = this;
     context.clearRect(0, 0, width, this.shown);
     context.font = "11px system-ui, sans-serif";
     context.textBaseline = "middle";
@@ -110,6 +126,7 @@ export class Timeline {
     context.restore();
     this.drawTitles(scroll);
     this.blank.show();
+    if (this.paper) this.drawForPaper(scroll);
     this.drawRuler();
     this.drawMap();
     this.drawn = performance.now() - before;
@@ -164,6 +181,17 @@ export class Timeline {
     context.fillRect(0, RULER - 1, this.width, 1);
   }
 
+  /** What the screen shows beside the drawing, and how much of it a sheet has no room for. */
+  drawForPaper(scroll) {
+    const { context, pick, left } = this;
+    context.fillStyle = pick("soft");
+    context.font = "11px system-ui, sans-serif";
+    for (const { word, top } of this.blank.found()) context.fillText(word, left + 8, top - scroll + LINE / 2);
+    const seen = this.lines.filter(({ top }) => top >= scroll + RULER && top + LINE <= scroll + this.shown).length;
+    this.cut.hidden = seen === this.lines.length;
+    this.cut.textContent = `${seen} of ${this.lines.length} lines of spans, as far as the timeline was scrolled.`;
+  }
+
   /** From the launch to the kernel it started, of the span under the pointer or the one chosen. */
   drawLinks(scroll) {
     const { context, trace, span, pick } = this;
@@ -191,7 +219,7 @@ export class Timeline {
   drawMap() {
     const width = this.width;
     this.overview ??= this.paintOverview(width);
-    const context = fit(this.map, width, MAP);
+    const context = fit(this.map, width, MAP, this.ratio);
     context.drawImage(this.overview, 0, 0, width, MAP);
     const scale = width / Math.max(this.trace.last - this.trace.first, 1);
     const x = (this.from - this.trace.first) * scale, right = (this.until - this.trace.first) * scale;
@@ -208,7 +236,7 @@ export class Timeline {
   paintOverview(width) {
     const { trace } = this;
     const canvas = document.createElement("canvas");
-    const context = fit(canvas, width, MAP);
+    const context = fit(canvas, width, MAP, this.ratio);
     const span = { from: trace.first, scale: width / Math.max(trace.last - trace.first, 1), width, left: 0 };
     const groups = this.groups.filter((group) => group.layer);
     const height = (MAP - 6) / Math.max(groups.length, 1);
