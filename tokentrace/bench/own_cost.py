@@ -52,9 +52,11 @@ class Watch:
         self._late: list[int] = []
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._tick, daemon=True, name="bench-clock")
+        self._began = (0, 0)
+        self._cpu_ns = self._wall_ns = 0  # spent while it was open
 
     def __enter__(self) -> Watch:
-        self._cpu, self._wall = time.process_time_ns(), time.monotonic_ns()
+        self._began = _clocks()
         self._thread.start()
         return self
 
@@ -63,8 +65,7 @@ class Watch:
     ) -> None:
         self._end.set()
         self._thread.join()
-        self._cpu = time.process_time_ns() - self._cpu
-        self._wall = time.monotonic_ns() - self._wall
+        self._cpu_ns, self._wall_ns = (now - then for now, then in zip(_clocks(), self._began, strict=True))
 
     def _tick(self) -> None:
         while not self._end.is_set() and len(self._late) < _MOST:
@@ -77,8 +78,13 @@ class Watch:
         late = np.array(self._late, np.float64)
         enough = len(late) >= 20
         return OwnCost(
-            self._cpu / self._wall if self._wall else None,
+            self._cpu_ns / self._wall_ns if self._wall_ns else None,
             sum(cpu_ns) / chunks if chunks else None,
             float(np.median(late)) if enough else None,
             float(np.quantile(late, 0.99)) if enough else None,
         )
+
+
+def _clocks() -> tuple[int, int]:
+    """Processor time of this process and wall time, ns."""
+    return time.process_time_ns(), time.monotonic_ns()

@@ -8,30 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
-import itertools
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar, Token
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from tokentrace import model
-from tokentrace.errors import ExportError, ProbeUnavailable, TokentraceError, UsageError
-from tokentrace.exchange import Exchange, prompt_of
+from tokentrace.errors import ExportError, TokentraceError, UsageError
+from tokentrace.exchange import prompt_of
 from tokentrace.interrupts import mark
-from tokentrace.layers import by_number, load, parse_selection
-from tokentrace.model import IdSource, Record
-from tokentrace.probe import LayerState, Probe, ProbeContext
-from tokentrace.registry import create
+from tokentrace.layers import parse_selection
+from tokentrace.model import IdSource
 from tokentrace.report import build
 from tokentrace.session import processes_of
-from tokentrace.stitch import PassRecords, stitch
+from tokentrace.stitch import stitch
+from tokentrace.tracing import passes
 from tokentrace.tracing.in_process import InProcess
+from tokentrace.tracing.passes import Watched
 from tokentrace.tracing.result import Trace
 from tokentrace.wording import listed, plural
 
@@ -39,20 +35,6 @@ if TYPE_CHECKING:
     from tokentrace.tracing.call import Call
 
 _current: ContextVar[Block | None] = ContextVar("tokentrace_block", default=None)
-
-OUTSIDE = "it lies inside the server, and only the program's own side was watched"
-OUTSIDE_FIX = "tokentrace run PROMPT --url URL asks the server for more"
-
-
-@dataclass(slots=True)
-class _Pass:
-    """One request or one generation, and the name it goes by."""
-
-    stage: str
-    start_ns: int
-    end_ns: int
-    exchange: Exchange
-    request_id: str = ""  # of a generation in this process; "" for a request that was sent
 
 
 class Block(Trace):
@@ -90,7 +72,7 @@ class Block(Trace):
         self._layers = parse_selection(layers) if layers else None
         self._stage: ContextVar[str] = ContextVar(f"tokentrace_stage_{id(self)}", default="")
         self._calls: list[Call] = []
-        self._done: list[_Pass] = []
+        self._done: list[Watched] = []
         self._mutex = threading.Lock()
         self._token: Token[Block | None] | None = None
         self._before: frozenset[int] = frozenset()
@@ -119,7 +101,7 @@ class Block(Trace):
         with self._mutex:
             if call in self._calls:
                 self._calls.remove(call)
-                self._done.append(_Pass(call.stage, call.x.start_ns, call.x.end_ns, call.x))
+                self._done.append(Watched(call.stage, call.x.start_ns, call.x.end_ns, call.x))
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -168,24 +150,32 @@ class Block(Trace):
                 raise
 
     def _finish(self, error: BaseException | None) -> None:
+        """Put everything back, and make the trace and its report of what was seen."""
         assert self._inside is not None
-        inside = self._inside
-        inside.stop()
-        self.notes += inside.notes
+        self._inside.stop()
+        self.notes += self._inside.notes
         with self._mutex:
-            done = list(self._done)
-        done += [_generation(inside, rid, start, end) for rid, start, end in inside.requests()]
-        done = sorted(done, key=lambda one: one.start_ns)
-        names = _names([one.stage for one in done])
-        passes = [self._pass(name, one, inside) for name, one in zip(names, done, strict=True)]
-        longest = max(zip(names, done, strict=True), key=lambda p: p[1].end_ns - p[1].start_ns, default=None)
-        if not passes:
-            passes = [self._empty()]
+            sent = list(self._done)
+        done = sorted([*sent, *passes.generations(self._inside)], key=lambda one: one.start_ns)
+        names = passes.names([one.stage for one in done])
+        self._data = self._stitched(done, names, self._inside, error)
+        if error is not None and _failed(error):
+            cut = [name for name, one in zip(names, done, strict=True) if one.exchange.interrupted]
+            _tell(self._data, error, f"in {listed(cut)}" if cut else _after(len(done)))
+        self._report = build(self._data, notes=self.notes)
+
+    def _stitched(
+        self, done: Sequence[Watched], names: Sequence[str], inside: InProcess, error: BaseException | None
+    ) -> model.Trace:
+        """The spans of all passes below one root. The longest is the one that the report speaks of."""
+        named = list(zip(names, done, strict=True))
+        found = [passes.pass_of(name, one, inside, deep=self._deep, layers=self._layers) for name, one in named]
+        headline, longest = max(named, key=lambda pair: pair[1].end_ns - pair[1].start_ns, default=("", None))
         attributes = {"tokentrace.mode": "trace"}
         if error is not None and _failed(error):
             attributes["error.type"] = type(error).__name__
-        self._data = stitch(
-            passes,
+        return stitch(
+            found or [passes.empty_pass(self._start_ns, self._end_ns)],
             ids=self.ids,
             trace_id=self.trace_number,
             root_span_id=self._root,
@@ -196,57 +186,11 @@ class Block(Trace):
             meta={
                 "mode": "trace",
                 "created_ns": time.time_ns(),
-                "headline": longest[0] if longest else "",
-                "model": longest[1].exchange.model if longest else "",
-                "prompt": prompt_of(longest[1].exchange.request) if longest else "",
+                "headline": headline,
+                "model": longest.exchange.model if longest else "",
+                "prompt": prompt_of(longest.exchange.request) if longest else "",
             },
         )
-        if error is not None and _failed(error):
-            cut = [name for name, one in zip(names, done, strict=True) if one.exchange.interrupted]
-            _tell(self._data, error, f"in {listed(cut)}" if cut else _after(len(done)))
-        self._report = build(self._data, notes=self.notes)
-
-    def _pass(self, name: str, one: _Pass, inside: InProcess) -> PassRecords:
-        records: list[Record] = []
-        states: dict[int, LayerState] = {}
-        sent = not one.request_id
-        # A server that is not on this machine has its power elsewhere, as with `run --url`.
-        context = ProbeContext("url" if sent else "trace", name, self._deep, exchange=one.exchange)
-        if sent:
-            self._collect(8, create(by_number(8)), context, records, states)
-            probes: Sequence[Probe] = [p for p in inside.probes if p.layer == 1]
-        else:
-            context.agent, context.request_id = inside.agent, one.request_id
-            states[8] = LayerState(8, "unseen", "the model was called in this process, no request was sent")
-            probes = inside.probes
-        for probe in probes:
-            self._collect(probe.layer, probe, context, records, states)
-        for layer in load():
-            if layer.number in states or (self._layers is not None and layer.number not in self._layers):
-                continue
-            if sent:
-                states[layer.number] = LayerState(layer.number, "unseen", OUTSIDE, OUTSIDE_FIX)
-            elif layer.number in inside.unseen:
-                states[layer.number] = inside.unseen[layer.number]
-        ordered = [states[number] for number in sorted(states, reverse=True)]
-        span_id = one.exchange.span_id
-        return PassRecords(name, one.start_ns, one.end_ns, records, ordered, span_id, one.request_id, {}, one.exchange)
-
-    def _collect(
-        self, number: int, probe: Probe, context: ProbeContext, records: list[Record], states: dict[int, LayerState]
-    ) -> None:
-        try:
-            records += probe.collect(context)
-            states[number] = copy.deepcopy(probe.state)  # the probe is asked again for the next call
-        except ProbeUnavailable as error:
-            states[number] = LayerState(number, "unseen", str(error), error.fix)
-        except Exception as error:  # noqa: BLE001 - a layer that fails never fails the trace
-            states[number] = LayerState(number, "unseen", f"its probe failed: {type(error).__name__}: {error}")
-
-    def _empty(self) -> PassRecords:
-        why = "no request was sent and no model ran inside the block"
-        states = [LayerState(layer.number, "unseen", why) for layer in load()]
-        return PassRecords("once", self._start_ns, self._end_ns, [], states)
 
     def _deliver(self) -> None:
         from tokentrace import runs
@@ -280,33 +224,6 @@ def _tell(data: model.Trace, error: BaseException, where: str) -> None:
         mark(data, f"{'interrupted' if isinstance(error, KeyboardInterrupt) else 'cancelled'} {where}")
     else:
         data.statuses[0] = (model.STATUS_ERROR, f"the program ended with {type(error).__name__} {where}")
-
-
-def _generation(inside: InProcess, rid: str, start_ns: int, end_ns: int) -> _Pass:
-    """What is known of a generation, in the form in which the report knows requests."""
-    facts = inside.facts_of(rid)
-    exchange = Exchange("", str(facts["model"]), 0, "", start_ns=start_ns, end_ns=end_ns, complete=True)
-    if facts["prompt"]:
-        exchange.request = {"prompt": facts["prompt"]}
-    exchange.text, exchange.finish_reason = str(facts["reply"]), str(facts["finish_reason"])
-    exchange.usage = {key: facts[key] for key in ("prompt_tokens", "completion_tokens") if facts[key]}
-    return _Pass("", start_ns, end_ns, exchange, rid)
-
-
-def _names(stages: Sequence[str]) -> list[str]:
-    """A name for each pass: its stage, or "call"; numbered where one name would stand twice."""
-    wanted = [stage or "call" for stage in stages]
-    often = Counter(wanted)
-    count: dict[str, itertools.count[int]] = {name: itertools.count(1) for name in often}
-    taken: set[str] = set()
-    found = []
-    for name in wanted:
-        given = name if often[name] == 1 and name != "call" else f"{name} {next(count[name])}"
-        while given in taken:
-            given = f"{name} {next(count[name])}"
-        taken.add(given)
-        found.append(given)
-    return found
 
 
 def _thread_ids() -> Iterator[int]:
