@@ -205,9 +205,19 @@ def test_a_cut_recording_says_nothing_about_an_idle_gpu(tmp_path: Path) -> None:
         text = "\n".join(f"{f.status} {f.sentence} {f.fix}" for f in found.findings)
         assert "unknown" in text and "launch-bound" not in text.lower() and "ran on the CPU" not in text
         assert "of the time" not in text.replace("how much of the time", "") and "blind" not in text
-    one = whole.replace('"dur": 9', '"du\x00": 9', 1)
-    text = "\n".join(f.sentence for f in load(written(tmp_path / "one.json", one)).findings)
-    assert "The GPU was busy" in text and "at least" not in text, "one damaged event is no torn recording"
+
+
+@pytest.mark.parametrize(("kernels", "known"), [(150, True), (40, False)])
+def test_of_a_hundred_kernels_one_may_be_missing(tmp_path: Path, kernels: int, known: bool) -> None:
+    """A damaged event may have been a kernel, however many other events there are."""
+    host = [recordings.op("aten::view", n, 0.5) for n in range(2000)]
+    rows = [row for n in range(kernels) for row in (recordings.call("cudaLaunchKernel", n * 10 + 1, 2, n),
+                                                    recordings.kernel("gemm", n * 10 + 4, 9, n))]  # fmt: skip
+    one = json.dumps({"traceEvents": [*host, *rows]}).replace('"dur": 9', '"du\x00": 9', 1)
+    found = load(written(tmp_path / "one.json", one))
+    text = "\n".join(f.sentence for f in found.findings)
+    assert (found.figures["idle_share"] is not None) == known
+    assert "The GPU was busy" in text and ("at least" not in text) == known
 
 
 def test_a_cut_gzip_stream_gives_the_events_up_to_the_cut(tmp_path: Path) -> None:

@@ -142,15 +142,89 @@ def test_a_part_is_called_that_where_it_is_meant_and_the_recording_where_that_is
         assert "kernels have no launch in the recording: their launches are not in the file" in text
 
 
+def late(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same 2 ms later, with ids that are higher by 2,000."""
+    shifted = [{**row, "ts": row["ts"] + 2000, "args": dict(row["args"])} for row in rows]
+    for row in shifted:
+        if "correlation" in row["args"]:
+            row["args"]["correlation"] += 2000
+    return shifted
+
+
 def test_kernels_at_the_head_of_a_part_need_not_be_from_before_the_recording(tmp_path: Path) -> None:
-    rows = [kernel("early", 1000 + n, 1, 900 + n) for n in range(3)]
-    rows += [{**row, "ts": row["ts"] + 2000} for row in launches(12, 10, 5)]
+    rows = [kernel("early", 1000 + n, 1, 900 + n) for n in range(3)] + late(launches(12, 10, 5))
     whole = told(trace_file(tmp_path / "whole.json", rows))
     assert "3 of 15 kernels have no launch in the recording: they were queued before the recording began" in whole
     path = trace_file(tmp_path / "part.json", [op("aten::before", 0, 100), *rows])
     part = told(path, window=(500_000, 9_000_000))
     assert "their launches are not in the file" in part and "queued before" not in part
     assert "launches were looked for up to 10.0 s before the window" in part
+
+
+def test_a_kernel_with_a_lower_id_than_the_first_call_was_queued_before_it(tmp_path: Path) -> None:
+    """A long queue still runs long after the first kernel whose launch is recorded, on another stream."""
+    early = [kernel("early", 1990 + n * 50, 40, 900 + n, stream=9) for n in range(3)]
+    why = "kernels have no launch in the recording: "
+    text = told(trace_file(tmp_path / "all.json", [*early, *late(launches(12, 10, 5))]))
+    assert f"3 of 15 {why}they were queued before the recording began." in text
+    lost = kernel("lost", 2500, 1, 5000)
+    text = told(trace_file(tmp_path / "some.json", [*early, lost, *late(launches(12, 10, 5))]))
+    assert f"4 of 16 {why}3 were queued before the recording began, the launches of the others are not in" in text
+    text = told(trace_file(tmp_path / "none.json", [kernel("lost", 1990, 1, 5000), *late(launches(12, 10, 5))]))
+    assert f"1 of 13 {why}their launches are not in the file." in text
+
+
+def test_kernels_queued_before_the_recording_of_two_processes_are_told() -> None:
+    text = told(recordings.large("nsys-ai/h100_2gpu_1s.sqlite.gz"))
+    assert "1,810 of 3,442 kernels have no launch in the recording: they were queued before the rec" in text
+
+
+def test_a_gap_spent_in_operators_is_not_said_to_lie_outside_them(tmp_path: Path) -> None:
+    mark = {**op("clear cache", 125, 1000), "cat": "user_annotation"}
+    end = [call("cudaLaunchKernel", 1125, 4, 99), kernel("add", 1131, 5, 99)]
+    inner = [op("aten::mul", 130, 400), op("aten::fill_", 540, 350)]
+    text = told(trace_file(tmp_path / "t.json", [*launches(12, 10, 8), mark, *inner, *end]))
+    assert "while the host was in clear cache, most of it in operators, aten::mul the longest" in text
+    text = told(trace_file(tmp_path / "u.json", [*launches(12, 10, 8), mark, op("aten::mul", 130, 100), *end]))
+    assert "while the host was in clear cache, for 908 µs of it outside any operator" in text
+    text = told(trace_file(tmp_path / "v.json", [*launches(12, 10, 8), mark, *end]))
+    assert "while the host was in clear cache, outside any operator" in text
+
+
+def test_a_gap_of_a_recording_that_lies_in_operators_is_read_right() -> None:
+    text = told(recordings.large("hta/a100_simple_add_small.json.gz"))
+    assert "while the host was in [param|clear_cache], most of it in operators, aten::mul the longest" in text
+
+
+def test_the_leader_by_own_time_is_the_one_with_the_most_own_time(tmp_path: Path) -> None:
+    """Fifteen operators launch a little each, a sixteenth nothing; the graph's kernels are of no operator."""
+    rows = []
+    for n in range(15):
+        rows += [op(f"aten::small{n}", n * 20, 10), call("cudaLaunchKernel", n * 20 + 1, 2, n + 1),
+                 kernel("tiny", n * 20 + 5, 0.1, n + 1)]  # fmt: skip
+    rows += [op("aten::slow", 500, 100), call("cudaGraphLaunch", 700, 5, 99), kernel("in the graph", 710, 3000, 99)]
+    path = trace_file(tmp_path / "t.json", rows)
+    assert "aten::slow took the most own time, 45 % of all operators'. | by own host time: aten::slow: 100 µs" in told(
+        path
+    )
+    assert "aten::slow" in {entry["name"] for entry in load(path).operators}
+
+
+def test_the_leader_by_own_time_of_a_recording_is_read_right() -> None:
+    text = told(recordings.SMALL / "mi300_vllm_decode_full_graph_step.json.gz")
+    assert (
+        "aten::slice took the most own time, 24 % of all operators'. | by own host time: aten::slice: 66.5 µs" in text
+    )
+
+
+def test_collectives_that_the_host_carries_out_are_told(tmp_path: Path) -> None:
+    talk = [{**op("gloo:all_reduce", n * 1000, 800), "cat": "user_annotation", "tid": 5 + n % 2} for n in range(4)]
+    rows = [op("aten::mm", n * 1000 + 700, 300) for n in range(4)]
+    text = told(trace_file(tmp_path / "t.json", [*talk, *rows]))
+    assert "Collectives on the host ran for 3.20 ms, 80 % of the recording; 12 % of that beside operators" in text
+    assert "4 calls on 2 threads: gloo:all_reduce ×4" in text
+    text = told(recordings.large("hta/cpu_only_gloo_rank34of300.pt.trace.json.gz"))
+    assert "Collectives on the host ran for 1.10 s, 86 % of the recording" in text
 
 
 def test_a_kernel_that_runs_into_a_window_is_not_called_nothing(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tokentrace.importers import figures, findings, layers, report, spans
+from tokentrace.importers import figures, findings, host, layers, report, spans
 from tokentrace.importers._analysis import RECORDING, RECORDINGS, Analysis
 from tokentrace.importers.columns import Lost
 from tokentrace.model import Trace
@@ -110,7 +110,7 @@ class Collected:
             steps=self._steps(),
             source=self._source(),
             layers=states,
-            operators=operators,
+            operators=host.leading(operators),
             kernels=[entry for kept in self.recordings for entry in kept.kernels],
         )
 

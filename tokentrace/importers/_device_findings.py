@@ -9,6 +9,7 @@ import numpy as np
 from tokentrace.importers import host
 from tokentrace.importers._analysis import WORTH_SAYING, Analysis, caveat, counted
 from tokentrace.importers.columns import Array
+from tokentrace.importers.join import union_ns
 from tokentrace.probe import Finding
 from tokentrace.wording import duration, plural, share
 
@@ -148,19 +149,23 @@ def waits(found: Analysis) -> Iterator[Finding]:
     ):  # fmt: skip
         if not len(rows):
             continue
-        total = int(length[rows].sum())
-        if total < _WAIT_WORTH_SAYING * found.figures["span_ns"]:
+        total, span = int(length[rows].sum()), found.figures["span_ns"]
+        if total < _WAIT_WORTH_SAYING * span:
             continue
+        # Threads and processes that wait at the same time share that time.
+        waited = union_ns(events.start[rows], events.end[rows])
+        threads = len(np.unique(events.track[rows]))
+        beside = f" on {threads} threads side by side" if waited < total and threads > 1 else ""
         origin = _origin(found, rows)
-        span = found.figures["span_ns"]
         yield Finding(
             3,
-            f"The host waited {duration(total)} in {plural(len(rows), one, many)}"
+            f"The host waited {duration(waited)} in {plural(len(rows), one, many)}{beside}"
             + (f", most of it in {origin}." if origin else "."),
-            f"{share(total, span)} of {duration(span)}; {counted(events, rows)}",
+            f"{share(waited, span)} of {duration(span)}; "
+            + (f"added up over the threads {duration(total)}; " if beside else "") + counted(events, rows),
             fix,
-            "warn" if total > 0.1 * span else "ok",
-        )
+            "warn" if waited > 0.1 * span else "ok",
+        )  # fmt: skip
 
 
 def _own_syncs(found: Analysis) -> Array:
@@ -189,8 +194,7 @@ def _origin(found: Analysis, rows: Array) -> str:
 def memory(found: Analysis) -> Iterator[Finding]:
     """Memory taken from the driver while work was under way; before the first launch it is what a start needs."""
     rows = _under_way(found, found.measures.memory_calls)
-    length = found.events.end - found.events.start
-    total, span = int(length[rows].sum()), found.figures["span_ns"]
+    total, span = union_ns(found.events.start[rows], found.events.end[rows]), found.figures["span_ns"]
     if len(rows) and total >= 0.1 * span:
         yield Finding(
             3,

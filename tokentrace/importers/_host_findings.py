@@ -2,36 +2,85 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
+import numpy as np
+
 from tokentrace import gpu_events
-from tokentrace.importers import host
+from tokentrace.importers import columns, host
 from tokentrace.importers._analysis import WORTH_SAYING, Analysis, caveat, counted
+from tokentrace.importers.join import merged, overlap_ns
+from tokentrace.importers.launch_cost import Split
 from tokentrace.probe import Finding
 from tokentrace.wording import duration, plural, share
+
+#: Collectives of backends that use the CPU. NCCL's names stand on the host too, but only hand work to the device.
+_ON_HOST = re.compile(r"^(gloo|mpi|ucc):")
 
 
 def host_time(found: Analysis) -> Iterator[Finding]:
     split = found.measures.split
-    if split is None or split.total_ns <= 0 or split.calls < 10 or found.measures.captured or found.events.silent:
+    if split is None or split.working_ns <= 0 or split.calls < 10 or found.measures.captured or found.events.silent:
         return
-    working = split.framework_ns + split.library_ns + split.launch_ns
-    each = working / split.calls
-    parts = {"framework": split.framework_ns, "library": split.library_ns, "launch": split.launch_ns}
+    parts = {"framework": split.framework_ns, "library": split.library_ns, "launch": split.launch_ns,
+             "driver's memory calls": split.memory_ns}  # fmt: skip
     most = max(parts, key=lambda key: parts[key])
-    part = "most of it" if 2 * parts[most] > working else "the largest part of it"
+    part = "most of it" if 2 * parts[most] > split.working_ns else "the largest part of it"
     # Where the device always had work, less of it on the host would change nothing.
     matters = found.measures.starved_ns > WORTH_SAYING * max(1, found.measures.window_ns)
+    memory = f"memory calls {share(split.memory_ns, split.total_ns)}, " if split.memory_ns else ""
     yield Finding(
         4,
-        f"The launching threads spent {duration(each)} of work on each launch, {part} in the {most}.",
+        f"The launching threads spent {duration(split.working_ns / split.calls)} of work on each launch, {part} in the "
+        f"{most}.",
         f"framework (Python, dispatch) {share(split.framework_ns, split.total_ns)}, library (kernel choice and set-up, "
-        f"other runtime calls) {share(split.library_ns, split.total_ns)}, launch calls "
-        f"{share(split.launch_ns, split.total_ns)}, waiting {share(split.blocked_ns, split.total_ns)} of "
-        f"{duration(split.total_ns)}" + caveat(found),
+        f"other runtime calls) {share(split.library_ns, split.total_ns)}, {memory}launch calls "
+        f"{share(split.launch_ns, split.total_ns)}, waiting {share(split.blocked_ns, split.total_ns)}{_waited(split)} "
+        f"of {duration(split.total_ns)}" + caveat(found),
         {"framework": "graphs and torch.compile remove this part",
          "library": "warm up, and keep shapes stable so that libraries reuse their choices",
-         "launch": "fewer, larger kernels; graphs"}[most] if matters else "",
+         "launch": "fewer, larger kernels; graphs",
+         "driver's memory calls": "keep the caching allocator on, and warm up before measuring"}[most]
+        if matters else "",
+    )  # fmt: skip
+
+
+def _waited(split: Split) -> str:
+    """What the threads waited for, beside synchronisations and copies."""
+    told = [
+        f"{duration(ns)} {where}"
+        for ns, where in (
+            (split.backward_ns, "in backward() for autograd's own thread"),
+            (split.full_queue_ns, "in calls whose queue was full"),
+        )
+        if ns >= 0.001 * split.total_ns
+    ]
+    return f" ({', '.join(told)})" if told else ""
+
+
+def collectives(found: Analysis) -> Iterator[Finding]:
+    """Collectives that the host itself carries out (gloo, MPI, UCC), on threads of their own."""
+    events, span = found.events, found.figures["span_ns"]
+    rows = np.flatnonzero(np.isin(events.kind, columns.HOST_KINDS))
+    rows = rows[events.names_matching(_ON_HOST)[events.name[rows]]]
+    talk = merged(events.start[rows], events.end[rows])
+    total = int((talk[1] - talk[0]).sum())
+    if not len(rows) or total < WORTH_SAYING * span:
+        return
+    work = events.rows(gpu_events.OPERATOR)
+    work = work[~np.isin(events.track[work], np.unique(events.track[rows]))]
+    hidden = overlap_ns(talk, merged(events.start[work], events.end[work]))
+    threads = len(np.unique(events.track[rows]))
+    yield Finding(
+        4,
+        f"Collectives on the host ran for {duration(total)}, {share(total, span)} of {found.whole}; "
+        f"{share(hidden, total)} of that beside operators of other threads.",
+        f"{plural(len(rows), 'call')} on {plural(threads, 'thread')}: {counted(events, rows)} (a collective's time "
+        "includes waiting for the slowest rank)",
+        "overlap them with computation, or compare the ranks: the last to arrive makes the others wait"
+        if hidden < total else "",
+        "warn" if total - hidden > 0.2 * span else "ok",
     )  # fmt: skip
 
 
@@ -66,16 +115,18 @@ def operators(found: Analysis) -> Iterator[Finding]:
             4,
             f"{host.short(best['name'], 60)} launched {share(best['device_ns'], total)} of "
             + ("the kernel time that was recorded." if found.events.silent else "all kernel time."),
-            "; ".join(f"{host.short(e['name'], 50)}: {duration(e['device_ns'])} on the device, {duration(e['own_ns'])} "
-                      f"own host time, {plural(e['calls'], 'call')}" for e in operators[:3]),
+            "by kernel time: "
+            + "; ".join(f"{host.short(e['name'], 50)}: {duration(e['device_ns'])} on the device, "
+                        f"{duration(e['own_ns'])} own host time, {plural(e['calls'], 'call')}" for e in operators[:3]),
             "",
         )  # fmt: skip
     else:
-        best = operators[0]
+        slowest = sorted(operators, key=lambda entry: -entry["own_ns"])[:3]
+        best = slowest[0]
         own = int(found.tree.own_ns[found.events.rows(gpu_events.OPERATOR)].sum())
         sentence = (
             f"{host.short(best['name'], 60)} took the most own time, {share(best['own_ns'], own)} of all operators'."
         )
         told = [f"{host.short(e['name'], 50)}: {duration(e['own_ns'])} own, {plural(e['calls'], 'call')}"
-                for e in operators[:3]]  # fmt: skip
-        yield Finding(4, sentence, "; ".join(told), "")
+                for e in slowest]  # fmt: skip
+        yield Finding(4, sentence, "by own host time: " + "; ".join(told), "")

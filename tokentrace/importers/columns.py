@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokentrace.gpu_events import ANNOTATION, ENVELOPE, OPERATOR, PYTHON, RUNTIME
+from tokentrace.gpu_events import ANNOTATION, ENVELOPE, KERNEL, OPERATOR, PYTHON, RUNTIME
 
 Array = NDArray[Any]
 
@@ -126,8 +126,9 @@ class Events:
 
     @property
     def silent(self) -> str:
-        """Why a device may have been at work where no row shows it, "" when the rows are all there was."""
-        if self.lost.tears(len(self)):
+        """Why a device may have been at work where no row shows it, "" when the rows are all there was. Any event that
+        was lost may have been a kernel, so it is the kernels that the lost ones are measured by."""
+        if self.lost.tears(int((self.kind == KERNEL).sum()) or len(self)):
             return "a part of the recording is missing"
         return "graphs ran whose kernels were not recorded" if self.facts.get("graph_traces") else ""
 

@@ -11,7 +11,7 @@ from tokentrace.importers import _device_findings as device
 from tokentrace.importers import _gap_findings as of_gaps
 from tokentrace.importers import _host_findings as of_host
 from tokentrace.importers._analysis import RECORDING, WINDOW, Analysis
-from tokentrace.importers.columns import LOOK_BACK_NS
+from tokentrace.importers.columns import LOOK_BACK_NS, Array
 from tokentrace.probe import Finding
 from tokentrace.wording import duration, plural
 
@@ -30,7 +30,7 @@ def findings(found: Analysis) -> list[Finding]:
             of_host.host_time,
             device.graphs,
         ),
-        *(device.collectives, of_host.jit, of_host.operators, device.kernels, _steps),
+        *(device.collectives, of_host.collectives, of_host.jit, of_host.operators, device.kernels, _steps),
     ):
         result += part(found)
     return result
@@ -134,19 +134,42 @@ def _orphans(found: Analysis) -> Iterator[Finding]:
         )
         return
     rows = joined.kernels[joined.call_of < 0]
-    owned = joined.kernels[joined.call_of >= 0]
-    # The first kernels of a part need not be the first of the recording.
-    early = found.whole == RECORDING and bool((events.start[rows] < events.start[owned].min()).all())
-    why = "they were queued before the recording began" if early else "their launches are not in the file"
+    before = _queued_before(found, rows) if found.whole == RECORDING else 0
+    if before == orphans:
+        why = "they were queued before the recording began"
+    elif before:
+        why = f"{before:,} were queued before the recording began, the launches of the others are not in the file"
+    else:
+        why = "their launches are not in the file"
     windowed = found.whole == WINDOW
     yield Finding(
         3,
         f"{orphans:,} of {figures['kernels']:,} kernels have no launch in the recording: {why}.",
         f"together {duration(int((events.end - events.start)[rows].sum()))}; they count as busy time"
         + (f"; launches were looked for up to {duration(LOOK_BACK_NS)} before the window" if windowed else ""),
-        "" if early else "start the profiler before, and stop it after, a synchronisation",
+        "" if before == orphans else "start the profiler before, and stop it after, a synchronisation",
         "ok",
     )
+
+
+def _queued_before(found: Analysis, rows: Array) -> int:
+    """How many of these kernels without a call were handed to the device before the recording began.
+
+    Correlation ids rise with time in each process (whose number stands above bit 40 where there are several), so a
+    kernel whose id is lower than that of its process's first call was. Without ids: all that ran before the first
+    kernel with a call.
+    """
+    events, joined = found.events, found.joined
+    called = events.correlation[joined.runtime]
+    called, ids = called[called > 0], events.correlation[rows]
+    if len(called) and bool((ids > 0).all()):
+        processes, at = np.unique(called >> 40, return_inverse=True)
+        lowest = np.full(len(processes), np.iinfo(np.int64).max)
+        np.minimum.at(lowest, at, called)
+        near = np.minimum(np.searchsorted(processes, ids >> 40), len(processes) - 1)
+        return int(((processes[near] == ids >> 40) & (ids < lowest[near])).sum())
+    owned = joined.kernels[joined.call_of >= 0]
+    return len(rows) if bool((events.start[rows] < events.start[owned].min()).all()) else 0
 
 
 def _captured(found: Analysis) -> Iterator[Finding]:

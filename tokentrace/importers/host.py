@@ -26,11 +26,9 @@ COMPILE = re.compile(
 LOOKUP = re.compile(r"^TorchDynamo Cache Lookup$")
 #: Code brought onto the device on its first use (overhead events of CUPTI).
 LOADING = re.compile(r"^(Lazy Function Loading|Runtime Triggered Module Loading)$")
+#: So many operators with the most own time are told, whatever kernel time they launched.
+_SLOWEST = 3
 COMPILED_CALL = re.compile(r"^## Call CompiledFxGraph (\w+)")
-
-
-#: A beginning without GPU work is told apart from this share of the recording on.
-LONG_START = 0.2
 
 
 @dataclass(slots=True)
@@ -86,21 +84,6 @@ def outermost_operator(events: Events, host: Host, rows: Array) -> Array:
         top = np.where(higher, above, top)
 
 
-@dataclass(slots=True)
-class Split:
-    """Host time of the threads that launch, ns, by whose it is. The four add up to `total_ns`."""
-
-    framework_ns: int
-    library_ns: int
-    launch_ns: int
-    blocked_ns: int
-    calls: int
-
-    @property
-    def total_ns(self) -> int:
-        return self.framework_ns + self.library_ns + self.launch_ns + self.blocked_ns
-
-
 def blocking_calls(events: Events, joined: Joined) -> tuple[Array, Array]:
     """(synchronisation calls, copy calls that return only after their copy has ended), rows."""
     sync = joined.runtime[events.names_matching(gpu_events.BLOCKING_SYNC)[events.name[joined.runtime]]]
@@ -111,44 +94,8 @@ def blocking_calls(events: Events, joined: Joined) -> tuple[Array, Array]:
     return sync, np.unique(call[waited])
 
 
-def split(events: Events, joined: Joined, host: Host, sync: Array, copies: Array) -> Split | None:
-    """Where the launching threads' time went, None when there are no operators to tell.
-
-    launch: inside launch calls. blocked: inside synchronisations and copies that wait. library: other runtime calls,
-    and the own time of operators that launch directly (choosing and setting up the kernel: cuBLAS, cuDNN, Triton
-    front ends live there). framework: own time of everything else, Python and operator dispatch. Of a recording that
-    begins with a long start-up, what was over before the first launch is left out: it is no part of any launch's cost.
-    """
-    launches = joined.all_launches
-    if not len(launches) or not bool((events.kind == gpu_events.OPERATOR).any()):
-        return None
-    threads = np.unique(events.track[launches])
-    rows = host.rows[np.isin(events.track[host.rows], threads)]
-    group = np.zeros(len(events) + 1, np.int8)  # 0 framework, 1 library, 2 launch, 3 blocked
-    group[joined.runtime] = 1
-    direct = host.parent[launches]
-    direct = direct[direct >= 0]
-    group[direct[events.kind[direct] == gpu_events.OPERATOR]] = 1
-    group[launches] = 2
-    group[sync] = 3
-    group[copies] = 3
-    own = np.ones(len(events) + 1, np.bool_)  # the profiler waits for the device before and after what it records
-    start = events.start[launches]
-    own[sync] = (events.start[sync] > start.min()) & (events.start[sync] < start.max())
-    rows = rows[own[rows]]
-    counted = events.inside()
-    begin, until = (
-        int(events.start[counted].min(initial=start.min())),
-        int(events.end[counted].max(initial=start.max())),
-    )
-    if start.min() - begin >= LONG_START * (until - begin):
-        rows = rows[events.end[rows] > start.min()]
-    sums = [int(host.own_ns[rows[group[rows] == number]].sum()) for number in range(4)]
-    return Split(sums[0], sums[1], sums[2], sums[3], len(launches))
-
-
-def operators(events: Events, joined: Joined, host: Host, count: int = 12) -> list[dict[str, Any]]:
-    """Operators by the kernel time they launched and by own host time: name, calls, own_ns, device_ns."""
+def operators(events: Events, joined: Joined, host: Host) -> list[dict[str, Any]]:
+    """All operators, by the kernel time they launched, then by own host time: name, calls, own_ns, device_ns."""
     size = len(events.names)
     rows = events.rows(gpu_events.OPERATOR)
     calls = np.bincount(events.name[rows], minlength=size)
@@ -170,7 +117,13 @@ def operators(events: Events, joined: Joined, host: Host, count: int = 12) -> li
         for code in np.flatnonzero(calls).tolist()
     ]
     found.sort(key=lambda entry: (-entry["device_ns"], -entry["own_ns"], entry["name"]))
-    return found[:count]
+    return found
+
+
+def leading(found: list[dict[str, Any]], count: int = 12) -> list[dict[str, Any]]:
+    """The first of these operators, and those with the most own host time if they are not among them."""
+    slowest = sorted(found, key=lambda entry: -entry["own_ns"])[:_SLOWEST]
+    return found[:count] + [entry for entry in slowest if entry not in found[:count]]
 
 
 _ADDRESS = re.compile(r" (object )?at 0x[0-9a-f]+")

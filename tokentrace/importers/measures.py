@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tokentrace import gpu_events
-from tokentrace.importers import columns, host
+from tokentrace.importers import columns, host, launch_cost
 from tokentrace.importers.columns import Array, Events
 from tokentrace.importers.host import Host
 from tokentrace.importers.join import Joined, covered, merged, overlap_ns, union_ns
@@ -74,7 +74,7 @@ class Measures:
     collective: Array = field(default_factory=lambda: np.empty(0, np.bool_))
     collective_ns: int = 0
     collective_hidden_ns: int = 0
-    split: host.Split | None = None
+    split: launch_cost.Split | None = None
     compiles: Array = field(default_factory=lambda: np.empty(0, np.int64))
     lookups: Array = field(default_factory=lambda: np.empty(0, np.int64))
     loads: Array = field(default_factory=lambda: np.empty(0, np.int64))
@@ -100,7 +100,7 @@ def measure(events: Events, joined: Joined, tree: Host) -> Measures:
     found.captured = bool(called[events.name[joined.runtime]].any()) or any(
         name.startswith(("capture_", "CudaGraphRunner.capture")) for name in events.names
     )
-    found.split = host.split(events, joined, tree, found.sync_calls, found.wait_copies)
+    found.split = launch_cost.split(events, joined, tree, found.sync_calls, found.wait_copies)
     _compiles(events, tree, found)
     return found
 
