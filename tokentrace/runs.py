@@ -97,7 +97,8 @@ def listing() -> list[tuple[str, Report | None]]:
 
 
 def find(name: str | None) -> Path:
-    """The trace file of a run: by name or its end, a path to a folder or file, or None for the newest.
+    """The trace file of a run: by its name or a part of it, a path to a file or to a folder with one run in it, or None
+    for the newest.
 
     Raises UsageError when there is no such run or several.
     """
@@ -107,19 +108,37 @@ def find(name: str | None) -> Path:
             return given
         if (given / TRACE).is_file():
             return given / TRACE
+        inside = _names(given)
+        if len(inside) == 1:  # what --out was given
+            return given / inside[0] / TRACE
+        if inside:
+            newest = shlex.quote(str(given / inside[-1]))
+            raise UsageError(
+                f"there are {len(inside)} runs in {given}", fix=f"name one of them, the newest is {newest}"
+            )
+        if "/" in name:
+            raise UsageError(
+                f"there is no run at {given}", fix="see tokentrace list, or name the .jsonl file of a trace"
+            )
     root = folder()
-    names = sorted(path.name for path in root.iterdir() if (path / TRACE).is_file()) if root.is_dir() else []
+    names = _names(root)
     if not names:
         raise UsageError("there is no saved run", fix='make one: tokentrace run "Hi"')
     if not name:
         return root / names[-1] / TRACE
     # The end of a name is its trace id's beginning, which is what people copy.
-    fitting = [one for one in names if one == name or one.startswith(name) or one.endswith(name)]
+    ends = [one for one in names if one.startswith(name) or one.endswith(name)]
+    fitting = [one for one in names if one == name] or ends or [one for one in names if name in one]
     if len(fitting) != 1:
         if fitting:
             raise UsageError(f"{len(fitting)} runs are called {name!r}", fix="give more of the name: tokentrace list")
         raise UsageError(f"no run is called {name!r}", fix="see tokentrace list")
     return root / fitting[0] / TRACE
+
+
+def _names(place: Path) -> list[str]:
+    """Of the runs in a folder, oldest first."""
+    return sorted(path.name for path in place.iterdir() if (path / TRACE).is_file()) if place.is_dir() else []
 
 
 def report_of(path: Path) -> Report:

@@ -90,6 +90,17 @@ def test_export_of_a_recording_names_import(tmp_path: Path, name: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+def test_a_recording_is_not_called_a_file_for_a_viewer(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(b'{"traceEvents": []}')
+    with pytest.raises(UsageError) as refused:
+        emit.load(path)
+    assert "is no trace" in str(refused.value) and refused.value.fix.startswith(f"tokentrace import {path}")
+    emit.save(run_trace(5), tmp_path / "x.jaeger.json")
+    with pytest.raises(UsageError, match="was written for Jaeger"):
+        emit.load(tmp_path / "x.jaeger.json")
+
+
 def test_importing_emit_loads_no_exporter() -> None:
     heavy = ("grpc", "httpx", "numpy", "orjson", "google")
     code = f"import sys, tokentrace.emit; print([m for m in {heavy} if m in sys.modules])"

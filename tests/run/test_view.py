@@ -16,6 +16,7 @@ import pytest
 from support.records import request_pass
 
 from tokentrace import emit, runs
+from tokentrace.errors import UsageError
 from tokentrace.fold import fold
 from tokentrace.model import IdSource, Trace
 from tokentrace.report import build
@@ -106,6 +107,7 @@ def test_the_browser_is_opened_only_where_there_is_a_screen(stored: tuple[Path, 
     ("arguments", "words"),
     [
         (["nothing"], "no run is called"),
+        (["there/is/nothing"], "there is no run at there/is/nothing"),
         (["-o", "x.json"], "no name for a page"),
         (["-o", "/nowhere/x.html"], "there is no folder"),
     ],
@@ -132,3 +134,20 @@ def test_a_recording_is_shown_with_its_findings(tmp_path: Path) -> None:
     assert found["links"], "kernels link to their launches"
     assert any("GPU was busy" in finding["sentence"] for finding in found["story"]["report"]["findings"])
     assert found["story"]["report"]["layers"][0]["status"] == "unseen"
+
+
+def test_a_run_is_found_by_any_part_of_its_name_and_by_the_folder_it_was_put_in(
+    stored: tuple[Path, str, Trace], tmp_path: Path
+) -> None:
+    _, name, trace = stored
+    wanted = tmp_path / "runs" / name / runs.TRACE
+    for part in (name, name[:9], name[-6:], name[4:13]):
+        assert runs.find(part) == wanted
+    assert runs.find(str(tmp_path / "runs")) == wanted
+    second = runs.save(trace, trace, build(trace), tmp_path / "out")
+    assert runs.find(str(tmp_path / "out")) == second / runs.TRACE
+    (tmp_path / "out" / "another").mkdir()
+    (tmp_path / "out" / "another" / runs.TRACE).write_bytes((second / runs.TRACE).read_bytes())
+    with pytest.raises(UsageError) as refused:
+        runs.find(str(tmp_path / "out"))
+    assert "2 runs" in str(refused.value) and "another" in refused.value.fix

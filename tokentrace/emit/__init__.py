@@ -12,6 +12,7 @@ Sending is `tokentrace.emit.otlp_send.send(trace, OtlpTarget.from_env())`.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -112,7 +113,12 @@ def load(path: Path | str) -> Trace:
             raise error from None
         if viewer == "otlp-file" or not Path(path).is_file():
             raise
+        if Path(path).name.lower().removesuffix(".gz").endswith((".jaeger.json", ".perfetto.json", ".html")):
+            raise UsageError(
+                f"{path} was written for {_VIEWERS[viewer]} and does not hold the whole trace",
+                fix="load the run's .jsonl file, see: tokentrace list",
+            ) from error
         raise UsageError(
-            f"{path} was written for {_VIEWERS[viewer]} and does not hold the whole trace",
-            fix="load the run's .jsonl file, see: tokentrace list",
+            f"{path} is no trace of tokentrace: those are .jsonl files",
+            fix=f"tokentrace import {shlex.quote(str(path))}, if it is a profiler's recording",
         ) from error
