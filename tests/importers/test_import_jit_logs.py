@@ -94,6 +94,35 @@ def test_unfinished_and_unmatched_phases_are_told(tmp_path: Path) -> None:
     recordings.check_tree(found.trace)
 
 
+def test_a_compile_that_failed_is_told(tmp_path: Path) -> None:
+    good, bad = mark("E", "dynamo", 900), mark("E", "dynamo", 900, fail_type="BackendCompilerFailed")
+    (tmp_path / "one.log").write_text(mark("B", "dynamo", 0) + bad)
+    found = load(tmp_path / "one.log")
+    (told,) = (f for f in found.findings if "failed" in f.sentence)
+    assert told.status == "warn" and told.sentence.startswith("1 of 1 compile failed: BackendCompilerFailed.")
+    assert not any("keep the compile cache" in f.fix for f in found.findings), "there is nothing to keep"
+    (span,) = (span for span in found.trace.spans if span.name == "compile dynamo")
+    assert span.attributes["tokentrace.jit.failure"] == "BackendCompilerFailed"
+    late = mark("E", "dynamo", 1900, fail_type="BackendCompilerFailed")
+    (tmp_path / "two.log").write_text(mark("B", "dynamo", 0) + good + mark("B", "dynamo", 1000) + late)
+    sentences = [f.sentence for f in load(tmp_path / "two.log").findings]
+    assert any(text.startswith("1 of 2 compiles failed") for text in sentences)
+    (tmp_path / "none.log").write_text(mark("B", "dynamo", 0) + good)
+    assert not any("failed" in f.sentence for f in load(tmp_path / "none.log").findings)
+
+
+def test_a_published_log_of_a_failed_compile_is_read_right() -> None:
+    told = " ".join(f.sentence for f in load(recordings.large("tlparse/torch_trace_chromium_events.log")).findings)
+    assert "1 of 1 compile failed: BackendCompilerFailed" in told
+
+
+def test_what_came_from_the_cache_was_not_compiled() -> None:
+    found = load(recordings.large("tritonparse/triton_compile_raw.ndjson.gz"))
+    assert any(
+        f.evidence.startswith("compiles: 0, from the cache: 2; slowest: add_kernel 3.16 s") for f in found.findings
+    )
+
+
 def test_published_logs() -> None:
     log = jit_logs.read(recordings.large("tlparse/torch_trace_cache_hit_miss.log.gz"))
     results = [event.result for event in log.events if event.result]

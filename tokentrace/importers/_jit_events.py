@@ -13,7 +13,9 @@ LIMIT = 200_000
 
 @dataclass(slots=True)
 class JitEvent:
-    """One phase of a compile, or one cache lookup (`result` hit, miss, bypass; no length unless known). ns, unix."""
+    """One phase of a compile, or one cache lookup (`result` hit, miss, bypass; no length unless known). ns, unix.
+
+    `failure`: what kind of error it ended with, "" for none."""
 
     compiler: str
     name: str
@@ -27,6 +29,7 @@ class JitEvent:
     parent: int = -1
     resolution_ns: int = 1
     unfinished: bool = False
+    failure: str = ""
 
     @property
     def span_name(self) -> str:
@@ -47,6 +50,7 @@ class JitEvent:
             "compile_id": self.compile_id,
             "reason": self.reason,
             "unfinished": self.unfinished,
+            "failure": self.failure,
         }
         for key, value in told.items():
             if value:

@@ -35,6 +35,7 @@ class _Args(msgspec.Struct, gc=False):
     cache_state: str | None = None
     time_saved_ns: float | None = None
     cache_bypass_reason: str | None = None
+    fail_type: str | None = None
 
 
 class _Chromium(msgspec.Struct, gc=False):
@@ -106,7 +107,7 @@ class _Pairs:
             self.events.append(self._event(name, at, args, stack))
             stack.append(len(self.events) - 1)
         elif mark.ph == "E":
-            self._end(name, at, stack)
+            self._end(name, at, stack, clean(args.fail_type or "", 100))
         elif mark.ph in ("i", "I") and (cache := _CACHE.match(name)):
             event = self._event(name, at, args, stack)
             event.result = "bypass" if cache[2] == "disabled" else cache[2]
@@ -123,7 +124,7 @@ class _Pairs:
             reason=clean(" ".join((args.cache_bypass_reason or "").split()), 200), parent=parent,
         )  # fmt: skip
 
-    def _end(self, name: str, at: int, stack: list[int]) -> None:
+    def _end(self, name: str, at: int, stack: list[int], failure: str) -> None:
         if not any(self.events[row].name == name for row in stack):
             self.lost.add(1, "ends of compile phases without a beginning were skipped")
             return
@@ -132,6 +133,7 @@ class _Pairs:
             event = self.events[row]
             event.end_ns = max(at, event.start_ns)
             if event.name == name:
+                event.failure = failure
                 return
             event.unfinished = True
 

@@ -11,7 +11,7 @@ from tokentrace.importers import _source, _torch_trace, _triton_trace
 from tokentrace.importers._jit_events import JitEvent, JitLog
 from tokentrace.importers.columns import Lost
 from tokentrace.probe import Finding
-from tokentrace.wording import duration
+from tokentrace.wording import duration, listed, plural
 
 _LONGEST_LINE = 64 << 20
 
@@ -74,17 +74,20 @@ def findings(log: JitLog) -> list[Finding]:
         total = sum(event.end_ns - event.start_ns for event in outer)
         slowest = max(outer, key=lambda event: event.end_ns - event.start_ns)
         compiled = [event for event in outer if event.result != "hit"]
+        cached = f", from the cache: {len(outer) - len(compiled):,}" if len(outer) > len(compiled) else ""
+        good = [event for event in compiled if not event.failure]
         result.append(
             Finding(
                 2,
                 f"{log.source} shows {duration(total)} of compiling."
                 if compiled
                 else f"{log.source} shows {duration(total)} in the compiler; all it was asked for came from the cache.",
-                f"compiles: {len(outer):,}; slowest: {slowest.name} {slowest.compile_id}".rstrip()
+                f"compiles: {len(compiled):,}{cached}; slowest: {slowest.name} {slowest.compile_id}".rstrip()
                 + "; ".join([f" {duration(slowest.end_ns - slowest.start_ns)}", *log.notes]),
-                "keep the compile cache folders between starts" if compiled else "",
+                "keep the compile cache folders between starts" if good else "",
             )
         )
+    result += _failed([event for event in log.events if event.failure], len(outer))
     for compiler in sorted({event.compiler for event in log.events if event.result}):
         looked = [event for event in log.events if event.result and event.compiler == compiler]
         counts = {kind: sum(event.result == kind for event in looked) for kind in ("hit", "miss", "bypass")}
@@ -107,6 +110,22 @@ def findings(log: JitLog) -> list[Finding]:
         sentence = f"Compile phases without an end: {len(failed):,}; they failed, or the log was cut."
         result.append(Finding(2, sentence, names, "look at the log's end", "warn"))
     return result
+
+
+def _failed(failed: list[JitEvent], compiles: int) -> Iterator[Finding]:
+    """Compiles that ended with an error: what they were to compile runs uncompiled, if errors are suppressed."""
+    if not failed:
+        return
+    kinds = sorted({event.failure for event in failed})
+    yield Finding(
+        2,
+        f"{len(failed):,} of {plural(compiles, 'compile')} failed: {listed(kinds)}. What was to be compiled ran "
+        "uncompiled, or not at all.",
+        "; ".join(f"{event.name} {event.compile_id}: {event.failure} after {duration(event.end_ns - event.start_ns)}"
+                  for event in failed[:3]),
+        "run it with TORCH_LOGS=+dynamo to see why",
+        "warn",
+    )  # fmt: skip
 
 
 def _compiled_again(looked: list[JitEvent]) -> bool:
