@@ -174,5 +174,5 @@ def test_100_000_spans_are_ready_soon_and_move_smoothly(opened: Callable[..., Op
     assert draws[len(draws) // 2] < max(50, 0.5 * unit), f"median draw {draws[len(draws) // 2]} ms, unit {unit} ms"
     one.press("/")
     one.page.keyboard.type("kernel 7")
-    assert "spans of" in one.page.locator(".results").inner_text()
+    assert "spans of" in one.page.locator("#found").inner_text()
     assert one.colours(".view canvas") > 8

@@ -163,14 +163,75 @@ def test_search_counts_lists_and_goes_on(opened: Callable[..., Opened]) -> None:
     one = opened(trace)
     one.press("/")
     one.page.keyboard.type("linear")
-    assert f"{len(wanted)} spans of 1 name" in one.page.locator(".results").inner_text()
+    told = one.page.locator("#found")
+    assert told.inner_text().startswith(f"{len(wanted)} spans of 1 name")
     one.press("Enter")
+    assert told.inner_text().startswith(f"1 of {len(wanted)} spans of 1 name")
     first = one.do("() => tokentrace.state.row")
     assert first in wanted
     one.press("Enter")
     assert one.do("() => tokentrace.state.row") in set(wanted) - {first}
     one.press("Escape")
-    assert one.page.locator(".results").is_hidden()
+    assert told.inner_text() == "" and one.page.locator("#results").is_hidden()
+
+
+@pytest.mark.parametrize("size", [(1440, 900), (390, 844)])
+def test_what_a_search_finds_stands_where_one_types(opened: Callable[..., Opened], size: tuple[int, int]) -> None:
+    one = opened(three_passes(), size=size, reduced_motion="no-preference")
+    # The glide of a page that scrolls smoothly ended at the first letter, short of its goal.
+    one.page.keyboard.type("/linear", delay=20)
+    inside = """(places) => places.map((place) => {
+        const { top, bottom } = document.querySelector(place).getBoundingClientRect();
+        return top >= document.querySelector(".bar").getBoundingClientRect().bottom && bottom <= innerHeight;
+    })"""
+    places = ["#search", "#found", "#results li"]
+    one.page.wait_for_function(f"(places) => ({inside})(places).every(Boolean)", arg=places)
+    one.page.locator("#search").fill("no such span")
+    said = one.page.get_by_role("status").filter(has_text="No span has that in its name.")
+    assert said.get_attribute("id") == "found"
+    assert one.do(inside, ["#search", "#found"]) == [True, True]
+    assert one.page.locator("#results").is_hidden()
+
+
+def test_all_times_have_the_zero_of_the_request_that_the_chosen_span_lies_in(opened: Callable[..., Opened]) -> None:
+    trace = three_passes()
+    one = opened(trace)
+    assert one.do("() => [tokentrace.state.pass, tokentrace.timeline.zeroWord()]") == ["warm", "0 = warm begins"]
+    row = next(r for r in range(len(trace)) if trace.names[trace.name[r]] == "aten::linear")
+    one.press("/")
+    one.page.keyboard.type("linear")
+    one.press("Enter")
+    assert one.do("() => [tokentrace.state.row, tokentrace.state.pass]") == [row, "deep"]
+    start = one.do("(row) => tokentrace.trace.start[row] - tokentrace.timeline.pass.start", row)
+    began = f"{duration(start)} after the deep request began"
+    assert began in one.page.locator(".details").inner_text()
+    assert one.do("(row) => tokentrace.timeline.placeOf(row)", row) == f"at {duration(start)}"
+    assert one.do("() => tokentrace.timeline.zeroWord()") == "0 = deep begins"
+    # With another pass its span is let go, for its times have another zero; what lies outside says so.
+    one.page.locator("#passes").get_by_role("radio", name="cold").click()
+    assert one.do("() => tokentrace.state.row") == -1 and one.page.locator(".details").count() == 0
+    away = one.do("(row) => tokentrace.trace.start[row] - tokentrace.timeline.pass.start", row)
+    told = one.do("(row) => tokentrace.timeline.placeOf(row)", row)
+    assert told == f"{duration(start)} into deep, {duration(away)} on this ruler"
+
+
+def test_a_view_moved_into_another_pass_tells_what_that_one_lacks(opened: Callable[..., Opened]) -> None:
+    one = opened(three_passes())
+    one.do("() => tokentrace.state.set({ pass: 'deep' })")
+    one.frame()
+    assert one.page.locator(".view .blank[data-layer='4']").count() == 0
+    one.do(
+        """() => {
+            const { timeline, trace } = tokentrace, warm = trace.story.passes.find((one) => one.name === "warm");
+            timeline.show(warm.start, warm.end);
+        }"""
+    )
+    one.frame()
+    blank = one.page.locator(".view .blank[data-layer='4']")
+    assert "not probed in this pass" in blank.inner_text()
+    blank.get_by_role("button", name="Show the deep pass").click()
+    one.frame()
+    assert blank.count() == 0
 
 
 def test_evidence_is_one_click_away(opened: Callable[..., Opened]) -> None:

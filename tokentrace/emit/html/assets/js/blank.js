@@ -12,7 +12,8 @@ export function blankLanes(timeline) {
   let lines = [], said = [];
   return {
     show() {
-      const { trace, pass, left } = timeline;
+      const { trace, left } = timeline;
+      const pass = inView(timeline);
       const from = Math.max(timeline.from, pass.start), until = Math.min(timeline.until, pass.end);
       const found = [];
       if (trace.story.passes.length > 1 && until > from) {
@@ -39,10 +40,22 @@ function why(trace, layer, other) {
   return DEEP.includes(layer) && other.name === "deep" ? "not probed in this pass" : `nothing seen in this ${trace.part}`;
 }
 
+/** The pass that the view lies in when it touches only one; else the one that the page is about. */
+function inView({ trace, pass, from, until }) {
+  const touched = trace.story.passes.filter((one) => one.start < until && one.end > from);
+  return touched.length === 1 ? touched[0] : pass;
+}
+
+/** The view may have moved away from a pass that the page is about already. */
+function show(timeline, name) {
+  timeline.state.set({ pass: name, frame: -1 });
+  timeline.showPass();
+}
+
 function line(timeline, { layer, top, other, word }) {
   return h(
     "p.blank", { "data-layer": layer, style: { top: `${top}px`, left: `${timeline.left + 8}px` } }, `${word} `,
-    h("button.link", { type: "button", click: () => timeline.state.set({ pass: other, frame: -1 }) }, `Show the ${other} ${timeline.trace.part}`),
+    h("button.link", { type: "button", click: () => show(timeline, other) }, `Show the ${other} ${timeline.trace.part}`),
   );
 }
 

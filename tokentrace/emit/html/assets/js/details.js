@@ -33,7 +33,7 @@ function content(trace, state, timeline) {
     h("span.tag", { "data-layer": layer }, h("i"), [title, WAYS[trace.way[row]]].filter(Boolean).join(", ")),
     h("h3", {}, trace.nameOf(row)),
     code === 2 ? h("p.error", {}, `failed${message ? `: ${message}` : ""}`) : null,
-    h("dl", {}, times(trace, row, pass).map(([key, value]) => pair(key, value))),
+    h("dl", {}, times(trace, row, pass, pass ?? timeline.pass).map(([key, value]) => pair(key, value))),
     family(trace, row, to),
     linked(trace, row, to),
     ...recorded(trace, row),
@@ -41,12 +41,20 @@ function content(trace, state, timeline) {
   ].filter(Boolean);
 }
 
-function times(trace, row, pass) {
+/** The request, by its pass or its call where there are several. */
+function whole(trace, pass) {
+  if (trace.story.passes.length < 2) return trace.whole;
+  return trace.chain ? `call ${pass.name}` : `${pass.name} ${trace.whole}`;
+}
+
+/** `pass`: the one it lies in, if any; `zero`: the one that the ruler counts from. */
+function times(trace, row, pass, zero) {
   const length = trace.lengthOf(row);
   const found = [["took", pass && pass.row !== row ? `${duration(length)}, ${share(length, pass.end - pass.start)} of the ${trace.whole}` : duration(length)]];
   const self = trace.selfTime(row);
   if (duration(self) !== duration(length)) found.push(["without children", duration(self)]);
-  if (pass) found.push(["began", `${duration(trace.start[row] - pass.start)} after the ${trace.whole} began`]);
+  const since = trace.start[row] - zero.start;
+  found.push(["began", `${duration(Math.abs(since))} ${since < 0 ? "before" : "after"} the ${whole(trace, zero)} began`]);
   if (pass && trace.story.passes.length > 1) found.push([trace.part, pass.name]);
   const process = trace.header.processes[trace.process[row]];
   if (process.key) found.push(["process, thread", `${process.key}, ${trace.header.threads[trace.thread[row]] || "–"}`]);

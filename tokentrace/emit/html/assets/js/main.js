@@ -54,8 +54,6 @@ function show(trace) {
   const toTime = () => document.getElementById("time").scrollIntoView();
   const go = {
     toRow(row) {
-      const pass = trace.passOf(row);
-      if (pass && pass.name !== state.pass) state.set({ pass: pass.name, frame: -1 });
       timeline.showRow(row);
       toTime();
     },
@@ -63,7 +61,9 @@ function show(trace) {
       const row = longestOf(trace, layer, pass);
       if (row >= 0) this.toRow(row);
     },
+    /** A stretch of the pass that speaks for the run. */
     toStretch(from, until) {
+      state.set({ pass: trace.story.headline, frame: -1 });
       timeline.mark(from, until);
       toTime();
     },

@@ -32,7 +32,7 @@ export function listen(timeline) {
   const release = (event) => {
     if (!grip) return;
     const [x, y] = spot(event);
-    if (!grip.moved) timeline.state.set({ row: timeline.at(x, y) });
+    if (!grip.moved) timeline.choose(timeline.at(x, y));
     else if (grip.choosing) {
       const [from, until] = timeline.marked;
       timeline.marked = null;

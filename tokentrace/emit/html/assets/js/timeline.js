@@ -32,8 +32,9 @@ export class Timeline {
     listen(this);
     onTheme(() => this.repaint());
     new ResizeObserver(() => this.repaint()).observe(this.stage);
-    state.on(["pass"], () => this.show(this.pass.start, this.pass.end));
-    state.on(["frame"], () => this.showFrame());
+    // A span that is chosen brings its pass along, and whoever chose it says what to show.
+    state.on(["pass"], (changed) => { if (!changed.includes("row")) this.showPass(); });
+    state.on(["frame"], (changed) => { if (!changed.includes("row")) this.showFrame(); });
     state.on(["row"], () => this.queue());
   }
 
@@ -170,6 +171,8 @@ export class Timeline {
     context.fillStyle = pick("card");
     context.fillRect(0, 0, this.width, RULER);
     context.font = "11px system-ui, sans-serif";
+    context.fillStyle = pick("faint");
+    if (this.left > 60) context.fillText(this.zeroWord(), 11, RULER / 2 - 1);
     for (const { at, label } of ticks(this.from - zero, this.until - zero, span.width)) {
       const x = span.left + (at + zero - span.from) * span.scale;
       context.fillStyle = pick("line-strong");
@@ -179,6 +182,20 @@ export class Timeline {
     }
     context.fillStyle = pick("line");
     context.fillRect(0, RULER - 1, this.width, 1);
+  }
+
+  /** What the ruler counts from. */
+  zeroWord() {
+    const { name } = this.pass;
+    const what = this.trace.story.passes.length < 2 ? this.trace.whole : name.length > 10 ? `${name.slice(0, 9)}…` : name;
+    return `0 = ${what} begins`;
+  }
+
+  /** When a span began, from the ruler's zero and, in another pass, from that one's. */
+  placeOf(row) {
+    const start = this.trace.start[row], own = this.trace.passOf(row);
+    const at = duration(start - this.pass.start);
+    return own && own !== this.pass ? `${duration(start - own.start)} into ${own.name}, ${at} on this ruler` : `at ${at}`;
   }
 
   /** What the screen shows beside the drawing, and how much of it a sheet has no room for. */
@@ -311,6 +328,18 @@ export class Timeline {
     this.queue();
   }
 
+  showPass() {
+    const { row } = this.state;
+    if (row >= 0 && this.trace.passOf(row) !== this.pass) this.state.set({ row: -1 });
+    this.show(this.pass.start, this.pass.end);
+  }
+
+  /** The pass that a chosen span lies in is then the one the page is about: all times of it have one zero. */
+  choose(row) {
+    const pass = row >= 0 ? this.trace.passOf(row) : null;
+    this.state.set(pass && pass !== this.pass ? { row, pass: pass.name, frame: -1 } : { row });
+  }
+
   showFrame() {
     const frame = this.pass.frames[this.state.frame];
     if (!frame) return this.show(this.pass.start, this.pass.end);
@@ -321,7 +350,9 @@ export class Timeline {
   /** Scroll the page when the drawing is not on the screen; the focus stays where it is. */
   bringIntoView() {
     const { top, bottom } = this.view.getBoundingClientRect();
-    if (top < 60 || bottom > innerHeight) this.view.scrollIntoView({ block: bottom - top > innerHeight - 60 ? "start" : "center", behavior: "instant" });
+    const section = this.board.closest("section");
+    if (bottom - section.getBoundingClientRect().top <= innerHeight - 64) section.scrollIntoView({ behavior: "instant" });
+    else if (top < 60 || bottom > innerHeight) this.view.scrollIntoView({ block: bottom - top > innerHeight - 60 ? "start" : "center", behavior: "instant" });
   }
 
   /** Choose a span and bring it into view. */
@@ -332,7 +363,7 @@ export class Timeline {
     if (zoom) this.show(trace.start[row] - length * 0.35, trace.end[row] + length * 0.35);
     else if (trace.start[row] > this.until || trace.end[row] < this.from) this.moveTo(trace.start[row] - (this.until - this.from) * 0.3);
     if (line && (line.top < this.view.scrollTop + RULER || line.top + LINE > this.view.scrollTop + this.shown)) this.view.scrollTop = line.top - this.shown / 2;
-    this.state.set({ row });
+    this.choose(row);
     announce(`${trace.nameOf(row)}, layer ${trace.layer[row]}, ${duration(trace.lengthOf(row))}`);
   }
 
@@ -349,7 +380,7 @@ export class Timeline {
     this.canvas.style.cursor = row < 0 ? "" : "pointer";
     if (row >= 0) {
       const { trace } = this;
-      this.tip.replaceChildren(h("b", {}, trace.nameOf(row)), h("span", {}, `layer ${trace.layer[row]} · ${duration(trace.lengthOf(row))} · at ${duration(trace.start[row] - this.pass.start)}`));
+      this.tip.replaceChildren(h("b", {}, trace.nameOf(row)), h("span", {}, `layer ${trace.layer[row]} · ${duration(trace.lengthOf(row))} · ${this.placeOf(row)}`));
       const wide = this.tip.offsetWidth, high = this.tip.offsetHeight;
       this.tip.style.left = `${Math.max(Math.min(x + 14, this.width - wide - 6), 4)}px`;
       this.tip.style.top = `${MAP + (y + high + 24 > this.shown ? y - high - 10 : y + 18)}px`;
