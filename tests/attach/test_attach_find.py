@@ -144,7 +144,10 @@ def test_watching_from_outside_is_refused_with_the_reason(tmp_path: Path) -> Non
     with standing_in(TREES["one GPU"][0], tmp_path) as (port, _):
         done = tokentrace("attach", f"http://127.0.0.1:{port}", "--for", "1s", "--method", "outside")
     assert done.returncode == 2 and "tokens" not in done.stdout
-    assert "from inside the server only: --method outside" in done.stderr and "fix: leave it out" in done.stderr
+    assert (
+        "from inside the server only: --method outside" in done.stderr
+        and "fix: leave --method outside out" in done.stderr
+    )
 
 
 def test_an_unknown_version_is_said(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def open(found: Found, *, method: str = "auto") -> Attached:
     """
     check_method(method)
     if method == "outside":
-        return Attached(found, "outside", reason="--method outside was asked for", fix="leave it out")
+        return Attached(found, "outside", reason="--method outside was asked for", fix="leave --method outside out")
     if not found.processes:
         if method != "auto":
             raise AttachError(found.reason or "none of the server's processes can be seen", fix=found.fix)

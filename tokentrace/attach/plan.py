@@ -104,7 +104,7 @@ def plan(found: Found, method: str = "auto", *, watching: bool = False, told: bo
     against = next((one for one in processes if one.reason), None)
     reason, fix = (against.reason, against.fix) if against is not None else (found.reason, found.fix)
     if method == "outside":
-        reason, fix = "--method outside was asked for", "leave it out"
+        reason, fix = "--method outside was asked for", "leave --method outside out"
     wraps = _wraps(found, {one.process.role for one in inside})
     layers = [_layer(one, depth, reason, fix, watching) for one in load()]
     if told and watching and depth == "outside":
