@@ -256,3 +256,26 @@ def test_the_large_figures_of_a_chain_are_those_of_the_chain(opened: Callable[..
     assert duration(2 * 10**9 - busy) in lead
     assert one.page.locator("#run").inner_text().startswith("digest")
     assert "the program digest" in one.page.locator("#headline .facts").inner_text()
+
+
+@pytest.mark.parametrize("number", [10, 24])
+def test_no_call_of_a_program_is_hidden_without_a_word(opened: Callable[..., Opened], number: int) -> None:
+    ids = IdSource(9)
+    calls = [request_pass(f"call {n}", ids=ids, deep=False, steps=1, at=T0 + n * 10**8) for n in range(number)]
+    trace = stitch(calls, ids=ids, window=(T0, T0 + number * 10**8), meta={"prompt": "Hi"})
+    one = opened(trace, size=(1440, 900))
+    one.frame()
+    high, shown = one.do(
+        "() => { const l = document.querySelector('.calls'); return [l.scrollHeight, l.clientHeight]; }"
+    )
+    said = one.page.locator(".calls + .hint").inner_text()
+    assert said.startswith(f"{number} calls")
+    assert (high > shown) == ("the list scrolls" in said) == (number > 16)
+    one.page.locator("#passes button").last.click()
+    row, frame = (one.page.locator(where).bounding_box() for where in (".call[aria-checked=true]", ".calls"))
+    assert row and frame and frame["y"] <= row["y"] and row["y"] + row["height"] <= frame["y"] + frame["height"] + 1
+    # Side by side each has room for its figures.
+    widths = one.do(
+        "() => [...document.querySelectorAll('#layers tbody td .amount')].map((a) => [a.scrollWidth, a.clientWidth])"
+    )
+    assert [pair for pair in widths if pair[0] > pair[1]] == []

@@ -3,6 +3,9 @@
 import { check, h, radios } from "./dom.js";
 import { count, duration, known, share } from "./format.js";
 
+/** So many are all shown at once; a longer list scrolls, and says so. */
+const MOST_CALLS = 16;
+
 const lengthOf = (call) => call.end - call.start;
 
 /** The program's figures, large, and the call that took most of it. */
@@ -62,13 +65,21 @@ export function callList(trace, state) {
       h("small", {}, call.failed ? `failed: ${call.failed}` : call.reply),
     );
   });
-  const list = h("div.calls", { "aria-label": "Calls" }, buttons);
-  const mark = () => check(buttons, passes.findIndex((call) => call.name === state.pass));
+  const long = buttons.length > MOST_CALLS;
+  const list = h(`div.calls${long ? ".long" : ""}`, { "aria-label": "Calls" }, buttons);
+  const mark = () => {
+    const at = passes.findIndex((call) => call.name === state.pass);
+    check(buttons, at);
+    const frame = list.getBoundingClientRect(), one = buttons[at].getBoundingClientRect();
+    if (one.top < frame.top) list.scrollTop += one.top - frame.top - 8;
+    else if (one.bottom > frame.bottom) list.scrollTop += one.bottom - frame.bottom + 24;
+  };
   radios(list, buttons, (index) => state.set({ pass: passes[index].name, frame: -1 }));
   state.on(["pass"], mark);
   mark();
+  requestAnimationFrame(mark); // once it is on the page, it has a height
   return [
     h("h3", {}, "Where the time went, by call"), list,
-    h("p.hint", {}, `${count(passes.length, "call")}; shares are of the whole program. What follows is about the call that is chosen.`),
+    h("p.hint", {}, `${count(passes.length, "call")}${long ? ", more than stand here at once: the list scrolls" : ""}; shares are of the whole program. What follows is about the call that is chosen.`),
   ];
 }
