@@ -241,3 +241,19 @@ def test_a_window_without_operators_launches_and_kernels_counts_what_it_holds(tm
     mark = {**op("note", 5_000, 10), "cat": "user_annotation"}
     text = told(trace_file(tmp_path / "t.json", [*launches(12, 10, 5), mark]), window=(4_000_000, 6_000_000))
     assert "The window holds neither operators nor launches nor kernels. | 1 event of other kinds" in text
+
+
+def test_the_steps_wait_for_launches_as_long_as_the_recording(tmp_path: Path) -> None:
+    """A gap before a copy is a gap like one before a kernel."""
+    rows = [op("ProfilerStep#1", 0, 2000), *launches(12, 100, 50)]
+    rows += [call("cudaMemcpyAsync", 1700, 5, 99), copy(1710, 40, 99)]
+    (step,) = load(trace_file(tmp_path / "t.json", rows)).steps
+    assert step["gaps_ns"] == 11 * 50_000 + (1710 - 1155) * 1000
+    assert step["starved_ns"] == recordings.analysed(tmp_path / "t.json").measures.starved_ns == step["gaps_ns"]
+
+
+def test_the_steps_of_recordings_wait_for_launches_as_long_as_they_do() -> None:
+    for name, waited in (("tracelens/b200_vllm_tp8_prefill_eager.json.gz", 72_787_879),
+                         ("hta/a100_ddp_nccl_2rank.json.gz", 501_942_256)):  # fmt: skip
+        found = recordings.analysed(recordings.large(name))
+        assert sum(step["starved_ns"] for step in found.step_figures) == found.measures.starved_ns == waited

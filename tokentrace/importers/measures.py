@@ -48,8 +48,8 @@ class Gap:
 
 @dataclass(slots=True)
 class Measures:
-    """See the attributes' names; all times ns. Along `joined.kernels`: `delay` (launch to start, -1 unknown), `starved`
-    and `gap_before` (of the gap the kernel ended), `collective`."""
+    """See the attributes' names; all times ns. Along `joined.kernels`: `delay` (launch to start, -1 unknown) and
+    `collective`; along the kernels and then the copies: `starved` and `gap_before` (of the gap that it ended)."""
 
     delay: Array
     starved: Array
@@ -85,8 +85,8 @@ def measure(events: Events, joined: Joined, tree: Host) -> Measures:
     count = len(joined.kernels)
     found = Measures(
         delay=np.full(count, -1, np.int64),
-        starved=np.zeros(count, np.int64),
-        gap_before=np.zeros(count, np.int64),
+        starved=np.zeros(count + len(joined.copies), np.int64),
+        gap_before=np.zeros(count + len(joined.copies), np.int64),
     )
     _delays(events, joined, found)
     found.sync_calls, found.wait_copies = host.blocking_calls(events, joined)
@@ -134,11 +134,12 @@ def _gaps(events: Events, joined: Joined, found: Measures) -> None:
     soon = min(2 * int(known_delays.min()), _LONGEST_LATENCY_NS) if len(known_delays) else -1
     for device in columns.codes_in(events.device[kernels]):
         mine = np.flatnonzero(events.device[kernels] == device)
-        copies = joined.copies[events.device[joined.copies] == device]
+        copied = np.flatnonzero(events.device[joined.copies] == device)
+        copies = joined.copies[copied]
         start = np.concatenate((events.start[kernels[mine]], events.start[copies]))
         end = np.concatenate((events.end[kernels[mine]], events.end[copies]))
-        call = np.concatenate((joined.call_of[mine], joined.copy_call[events.device[joined.copies] == device]))
-        owner = np.concatenate((mine, np.full(len(copies), -1)))
+        call = np.concatenate((joined.call_of[mine], joined.copy_call[copied]))
+        owner = np.concatenate((mine, len(kernels) + copied))
         order = np.argsort(start, kind="stable")
         start, end, call, owner = start[order], end[order], call[order], owner[order]
         until = np.maximum.accumulate(end)
@@ -156,17 +157,16 @@ def _gaps(events: Events, joined: Joined, found: Measures) -> None:
         found.copy_alone_ns += union_ns(start, end) - union_ns(events.start[rows], events.end[rows])
         found.starved_ns += int(lack.sum())
         found.unknown_idle_ns += int(length[~known].sum())
-        kernel = owner[at]
-        is_kernel = kernel >= 0
-        found.gap_before[kernel[is_kernel]] = length[is_kernel]
-        found.starved[kernel[is_kernel]] = lack[is_kernel]
+        work = owner[at]
+        found.gap_before[work] = length
+        found.starved[work] = lack
         for number in np.argsort(-length, kind="stable")[:5].tolist():
             gaps.append(
                 Gap(
                     int(begin[number]),
                     int(stop[number]),
                     events.devices[device],
-                    int(kernels[kernel[number]]) if kernel[number] >= 0 else -1,
+                    int(kernels[work[number]]) if work[number] < len(kernels) else -1,
                     int(launch[number]),
                     bool(starved[number]) if known[number] else None,
                     int(waiting[number]),
@@ -207,14 +207,15 @@ def _compiles(events: Events, tree: Host, found: Measures) -> None:
 
 
 def per_step(events: Events, joined: Joined, steps: Steps, found: Measures) -> list[dict[str, Any]]:
-    """The same numbers for each step, by the kernels it launched and the calls that lie in it."""
+    """The same numbers for each step, by the kernels and copies it launched and the calls that lie in it."""
     count = len(steps.steps)
     owner = steps.of_kernel
     tklqt, starved, idle, graph, talk = (np.zeros(count, np.int64) for _ in range(5))
     owned = owner >= 0
     np.add.at(tklqt, owner[owned], np.maximum(found.delay[owned], 0))
-    np.add.at(starved, owner[owned], found.starved[owned])
-    np.add.at(idle, owner[owned], found.gap_before[owned])
+    of_work = np.concatenate((owner, steps.of_copy))
+    np.add.at(starved, of_work[of_work >= 0], found.starved[of_work >= 0])
+    np.add.at(idle, of_work[of_work >= 0], found.gap_before[of_work >= 0])
     np.add.at(graph, owner[owned], joined.under_graph[owned])
     comparable = not found.early_kernels  # else the clocks of host and device disagree
     duration = (events.end - events.start)[joined.kernels]
