@@ -11,7 +11,6 @@ import time
 from typing import TYPE_CHECKING
 
 from tokentrace.attach.served import Served
-from tokentrace.probes._request import same_span
 from tokentrace.receive.account import OUT_NS
 from tokentrace.receive.join import Told, why_missing
 from tokentrace.receive.spans import ReceivedSpan
@@ -77,7 +76,7 @@ def expected(served: Served) -> int:
 
 
 def spans_of(served: Served, spans: list[ReceivedSpan]) -> list[ReceivedSpan]:
-    """Those of this request: by its id or by the span that it came from, and by its time."""
+    """Those of this request, by its id and time. Not by its traceparent: a caller may send one with many requests."""
     request = served.request
     rids = [served.rid, *map(str, request.data.get("rids") or ())]
     return [
@@ -85,12 +84,8 @@ def spans_of(served: Served, spans: list[ReceivedSpan]) -> list[ReceivedSpan]:
         for span in spans
         if request.start_ns - OUT_NS <= span.start_ns
         and span.end_ns <= request.end_ns + OUT_NS
-        and (_came_from(span, str(request.data.get("traceparent") or "")) or any(_is_of(span, rid) for rid in rids))
+        and any(_is_of(span, rid) for rid in rids)
     ]
-
-
-def _came_from(span: ReceivedSpan, traceparent: str) -> bool:
-    return bool(span.parent_id) and same_span(f"00-{span.trace_id:032x}-{span.parent_id:016x}-01", traceparent)
 
 
 def _is_of(span: ReceivedSpan, rid: str) -> bool:
