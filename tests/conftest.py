@@ -11,7 +11,9 @@ import atexit
 import os
 import shutil
 import signal
+import sys
 import tempfile
+from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
@@ -26,6 +28,8 @@ if any(_name.lower() in ("http_proxy", "https_proxy", "all_proxy") for _name in 
     # The way to the package index may need it; the servers of the tests are on this machine.
     for _name in ("no_proxy", "NO_PROXY"):
         os.environ[_name] = ",".join(filter(None, [os.environ.get(_name), "localhost", "127.0.0.1", "::1"]))
+# Programs that came with the tests' packages (ninja) are found without the environment being activated.
+os.environ["PATH"] = os.pathsep.join(filter(None, [str(Path(sys.executable).parent), os.environ.get("PATH")]))
 os.umask(0o022)
 # A shell starts what it runs in the background with Ctrl-C ignored, and so would be all that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
