@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import tempfile
@@ -39,7 +40,7 @@ def save(trace: Trace, folded: Trace, report: Report, out: Path | None = None) -
     name = time.strftime("%Y%m%d-%H%M%S") + "-" + trace.trace_id_hex[:8]
     run = (out or folder()) / name
     try:
-        run.mkdir(parents=True, exist_ok=True, mode=0o700)
+        run = _new_folder(run)
         emit.save(folded, run / TRACE)
         report.files = [str(run / TRACE)]
         if folded is not trace:
@@ -49,6 +50,18 @@ def save(trace: Trace, folded: Trace, report: Report, out: Path | None = None) -
         raise _unwritable(run, error) from error
     save_report(report, run)
     return run
+
+
+def _new_folder(run: Path) -> Path:
+    """Make it, or one with a number behind its name: two requests of one caller's trace may end in the same second."""
+    for number in itertools.count(1):
+        made = run if number == 1 else run.with_name(f"{run.name}-{number}")
+        try:
+            made.mkdir(parents=True, mode=0o700)
+            break
+        except FileExistsError:
+            continue
+    return made
 
 
 def check_out(out: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -174,3 +175,14 @@ def test_without_a_receiver_nothing_is_waited_for_or_missed() -> None:
     ((served, told),) = joiner.ready()
     assert told is None
     assert "server_missing" not in str(trace(served, told).meta)
+
+
+def test_two_requests_of_one_callers_trace_are_two_runs(tmp_path: Path) -> None:
+    caller, now = f"00-{CALLER:032x}-{ABOVE:016x}-01", time.time_ns()
+    folders = set()
+    for rid in ("chatcmpl-1", "chatcmpl-2", "chatcmpl-3"):  # well within a second on most machines
+        seen = trace(request(rid, now, caller), None)
+        run = workflow.conclude(Outcome(seen, {}), workflow.Settings(out=tmp_path))
+        assert run.folder is not None and rid in (run.folder / "trace.jsonl").read_text()
+        folders.add(run.folder)
+    assert len(folders) == 3
