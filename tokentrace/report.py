@@ -7,7 +7,7 @@ or `own_source` says why), never zero.
     schema, trace_id, prompt, model, reply, headline_pass, wall_ns, ttft_ns, tokens {input, output},
     coverage, unattributed_ns,
     layers [{layer, id, title, status, reason, fix, form_in, form_out, form_up_in, form_up_out,
-             own_ns_down, own_ns_up, own_source, hidden, share, evidence, evidence_pass, facts}],
+             own_ns_down, own_ns_up, own_source, hidden, share, evidence, evidence_pass, facts, holds}],
     passes {cold|warm|deep|once: {wall_ns, ttft_ns, dilation, coverage, unattributed_ns, cached_tokens,
                                   own_ns {"8.down": …}, steps}},
     spans {produced, accepted, rejected}, findings [{layer, status, sentence, evidence, fix}], files [path],
@@ -56,6 +56,7 @@ class LayerRow:
     evidence_pass: str = ""
     hidden: list[str] = field(default_factory=list)  # down, up: it ran, but only while a layer nearer the chip did
     facts: dict[str, Any] = field(default_factory=dict)  # what its probe found, numbers and short texts
+    holds: list[int] = field(default_factory=list)  # layers below whose time its own holds, as --layers left them out
 
 
 @dataclass(slots=True)
@@ -233,6 +234,7 @@ def _layer(found: Analysis, one: LayerTimes) -> LayerRow:
         evidence_pass=one.evidence_pass,
         hidden=one.hidden,
         facts=one.facts,
+        holds=one.holds,
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from tokentrace.errors import EndpointError
 from tokentrace.exchange import Chunk, Exchange, Phase
 from tokentrace.model import KIND_CLIENT, KIND_SERVER, IdSource, Record, Trace
-from tokentrace.probe import LayerState
+from tokentrace.probe import LEFT_OUT, LayerState
 from tokentrace.stitch import PassRecords, stitch
 
 T0 = 1_790_000_000_000_000_000
@@ -171,3 +174,14 @@ def three_passes(steps: int = 3) -> Trace:
         assert asked is not None
         one.records.append(Record("power nvml", 1, asked.start_ns, asked.end_ns, parent_key="chat", process="100"))
     return stitch(passes, ids=ids)
+
+
+def without_layers(left_out: Iterable[int], **more: Any) -> PassRecords:
+    """A pass of which the user left layers out."""
+    left_out = set(left_out)
+    found = request_pass("once", **more)
+    found.records = [record for record in found.records if record.layer not in left_out]
+    states = {state.layer: state for state in found.states}
+    states |= {number: LayerState(number, "unseen", LEFT_OUT, f"add {number} to --layers") for number in left_out}
+    found.states = list(states.values())
+    return found

@@ -10,8 +10,11 @@ from tokentrace.analyze._passes import PassView, name_of
 from tokentrace.analyze._sweep import Place, direction_of
 from tokentrace.layers import MARKS, Layer, load
 from tokentrace.model import DOWN, UP, Trace
+from tokentrace.probe import LEFT_OUT
 
 MEASURED, PROPORTIONS = "measured", "deep proportions"
+#: Each one's spans hold those of the next: a step of the engine, the model, its operators, their kernels.
+_NESTED = (6, 5, 4, 3)
 _RANK = {"seen": 0, "idle": 1, "unseen": 2}
 
 
@@ -30,6 +33,7 @@ class LayerTimes:
     evidence_pass: str
     hidden: list[str] = field(default_factory=list)  # directions in which it ran, but only while a lower layer did
     facts: dict[str, Any] = field(default_factory=dict)  # numbers and short texts of its probe
+    holds: list[int] = field(default_factory=list)  # layers below that the user left out: their time is in its own
 
     @property
     def own_ns(self) -> int | None:
@@ -80,7 +84,22 @@ def layer_times(
                 _scalars(state.get("facts") or {}),
             )
         )
+    _say_what_is_held(result)
     return result
+
+
+def _say_what_is_held(layers: list[LayerTimes]) -> None:
+    """Nobody looked into layers that the user left out: the next one above that was seen has their time in its own."""
+    held: list[int] = []
+    by_number = {one.layer.number: one for one in layers}
+    for number in reversed(_NESTED):
+        one = by_number[number]
+        if one.reason == LEFT_OUT:
+            held.insert(0, number)
+        else:
+            if held and one.status == "seen" and one.own_ns:
+                one.holds = held
+            held = []
 
 
 def _unknown(number: int, status: str, counts: list[tuple[int, int]], shared: Mapping[Place, int] | None) -> str:

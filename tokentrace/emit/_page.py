@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokentrace.emit._signs import ASCII, clean, cut
 from tokentrace.report import LayerRow, Report
-from tokentrace.wording import duration, plural, share
+from tokentrace.wording import duration, listed, plural, share
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,6 +106,12 @@ class Page:
         if any(row.own_source == _ESTIMATED for row in layers):
             text = f"time of the {report.headline_pass} pass, shared out in the proportions of the deep pass"
             self._line(text, "dim", indent=6, label="~")
+        for row in layers:
+            if row.holds:
+                below = listed([str(number) for number in row.holds])
+                which = f"layer {below}" if len(row.holds) == 1 else f"layers {below}"
+                self._line(f"{row.title}: holds the time of {which} too, which --layers left out", "dim", indent=6,
+                           label="≤" if self.unicode else "<=")  # fmt: skip
         if any(row.hidden for row in layers):
             self._line("ran only while a layer nearer the chip was at work", "dim", indent=6, label="0 ns")
         self._line()
@@ -261,7 +267,7 @@ def _cells(row: LayerRow) -> Iterable[tuple[tuple[str, ...], str]]:
         else:
             yield (name, "unseen, see below", "–", "–", spans), "dim"
         return
-    mark = "~" if row.own_source == _ESTIMATED else ""
+    mark = "~" if row.own_source == _ESTIMATED else "≤" if row.holds else ""
     down = "–" if row.own_ns_down is None else mark + duration(row.own_ns_down)
     up = "–" if row.own_ns_up is None else mark + duration(row.own_ns_up)
     yield (name, clean(f"↓ {row.form_in} → {row.form_out}"), down, part, spans), ""

@@ -29,6 +29,14 @@ export function share(part, whole) {
   return value < 9.95 ? `${value.toFixed(1)} %` : `${value.toFixed(0)} %`;
 }
 
+/** What a layer's time holds beside its own, where the layers below were left out; "" where it is its own alone. */
+export function held(row) {
+  const below = row.holds ?? [];
+  if (!below.length) return "";
+  const last = below[below.length - 1];
+  return below.length < 2 ? `with layer ${last}, left out` : `with layers ${below[0]} ${below.length > 2 ? "to" : "and"} ${last}, left out`;
+}
+
 export function count(number, one, many = `${one}s`) {
   return `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
 }

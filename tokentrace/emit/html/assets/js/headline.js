@@ -2,7 +2,7 @@
 
 import { callList, program } from "./calls.js";
 import { h, prose, put } from "./dom.js";
-import { count, duration, known, median, share } from "./format.js";
+import { count, duration, held, known, median, share } from "./format.js";
 
 export function showHeadline(trace, state, go) {
   const { report, headline, passes } = trace.story;
@@ -60,7 +60,7 @@ function oneCall(trace, call, go) {
 function layersOf(trace, told) {
   const spent = (layer, way) => told.own_ns[`${layer}.${way}`] ?? 0;
   return trace.story.layers.map(({ number, title }) => ({
-    layer: number, title, status: "", own_source: "measured", own_ns_down: spent(number, "down"), own_ns_up: spent(number, "up"),
+    layer: number, title, status: "", holds: trace.story.report.layers.find((row) => row.layer === number)?.holds, own_source: "measured", own_ns_down: spent(number, "down"), own_ns_up: spent(number, "up"),
   }));
 }
 
@@ -132,16 +132,19 @@ export function jump(target, go) {
   return h("button.link", { type: "button", title: target.label, click: () => go.toRow(target.row) }, "Show it");
 }
 
+/** "engine queue (with layers 5 to 3, left out)" */
+const named = (row) => (held(row) ? `${row.title} (${held(row)})` : row.title);
+
 /** `told`: wall_ns and unattributed_ns of what the rows are parts of. */
 function bar(layers, told) {
   const spentIn = (row) => (row.own_ns_down ?? 0) + (row.own_ns_up ?? 0);
   const button = (row) => {
     const spent = spentIn(row);
-    const text = `${row.layer} ${row.title}: ${duration(spent)}, ${share(spent, told.wall_ns)}`;
+    const text = `${row.layer} ${named(row)}: ${duration(spent)}, ${share(spent, told.wall_ns)}`;
     return h("button", {
       type: "button", "data-layer": row.layer, title: text, "aria-label": text, style: { flex: `${spent} 0 0` },
       click: () => document.getElementById(`lane-${row.layer}`).scrollIntoView({ block: "center" }),
-    }, spent / told.wall_ns > 0.06 ? row.title : "");
+    }, spent / told.wall_ns > 0.06 ? named(row) : "");
   };
   const free = told.unattributed_ns;
   const nobody = h("button.nobody", {
@@ -159,7 +162,7 @@ function legend(layers, told) {
   const hidden = layers.filter((row) => row.status === "unseen").length;
   return h(
     "ul.legend", {},
-    rows.map((row) => h("li", { "data-layer": row.layer }, h("i"), `${row.title} `, h("b", {}, (row.own_source === "deep proportions" ? "~" : "") + share(row.spent, told.wall_ns)))),
+    rows.map((row) => h("li", { "data-layer": row.layer }, h("i"), `${named(row)} `, h("b", {}, (row.own_source === "deep proportions" ? "~" : "") + share(row.spent, told.wall_ns)))),
     told.unattributed_ns ? h("li", {}, h("i.nobody"), `no layer ${share(told.unattributed_ns, told.wall_ns)}`) : null,
     hidden ? h("li", {}, h("a", { href: "#unseen" }, `${count(hidden, "layer")} not seen`)) : null,
     rows.some((row) => row.own_source === "deep proportions") ? h("li.estimate", {}, "~ shared out as the deep pass saw it") : null,

@@ -1,7 +1,7 @@
 /* The eight layers as lanes: the token goes down on the left and comes up on the right, in the form it has there. */
 
 import { h, put } from "./dom.js";
-import { count, duration, fact, known, share, visible } from "./format.js";
+import { count, duration, fact, held, known, share, visible } from "./format.js";
 import { drawRails } from "./rails.js";
 import { numbered, textOf, title } from "./steps.js";
 
@@ -99,7 +99,7 @@ function row(trace, lane, now, open, toggle, go) {
   const small = off ? lane.status : evidence(lane, trace);
   return h(
     `article.lane.row${off ? ".off" : ""}`, { id: `lane-${lane.layer}`, "data-layer": lane.layer, "aria-label": `layer ${lane.layer}, ${lane.title}` },
-    h("button.name", { type: "button", "aria-expanded": String(open), click: () => toggle(lane.layer) }, h("b", {}, String(lane.layer)), h("span", {}, lane.title, h("small", {}, small))),
+    h("button.name", { type: "button", "aria-expanded": String(open), click: () => toggle(lane.layer) }, h("b", {}, String(lane.layer)), h("span", {}, lane.title, h("small", {}, small), held(lane) ? h("small.held", {}, held(lane)) : null)),
     WAYS.map((way) => [dot(lane, way, now), cell(lane, way, now)]),
     open ? more(trace, lane, go) : null,
   );
@@ -127,7 +127,7 @@ function cell(lane, way, now) {
     form ? h("div.form.mono", { title: full }, h("code", {}, form[0]), h("span", { "aria-label": "becomes" }, "→"), h("code", {}, form[1])) : null,
     spent === null ? h("div.spent", {}, h("b.unknown", {}, `time not known${whyUnknown(lane, now)}`)) : h(
       "div.spent", {},
-      h("b", {}, (estimated ? "~" : "") + duration(spent)),
+      h("b", {}, (estimated ? "~" : held(lane) && spent ? "≤ " : "") + duration(spent)),
       h("div.meter", { "aria-hidden": "true" }, spent ? h("i", { style: { width: `${(100 * spent) / Math.max(now.reference, 1)}%` } }) : null),
       h("small", {}, hidden(lane, way, now) ? "behind a lower layer" : share(spent, now.reference)),
     ),
@@ -177,6 +177,8 @@ function ofNobody(now) {
 }
 
 function note(now) {
+  const holder = now.layers.find(held);
+  if (holder) return h("p.note", {}, `≤ time of the ${holder.title} ${held(holder)} by --layers: nothing looked into ${holder.holds.length > 1 ? "those" : "that one"}.`);
   if (!now.estimated) return null;
   if (now.layers.some((lane) => lane.own_source === "parted as the spans shown")) return h("p.note", {}, "~ both ways together are the recording's own time; they are parted as in the spans shown.");
   return h("p.note", {}, `~ time of the ${now.pass.name} pass, shared out over layers 5 to 3 in the proportions of the deep pass, which looked inside.`);

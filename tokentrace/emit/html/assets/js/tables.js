@@ -1,7 +1,7 @@
 /* Findings, gaps, the passes side by side, operators, what was not seen, and the run's particulars. */
 
 import { h, prose, put } from "./dom.js";
-import { count, duration, share } from "./format.js";
+import { count, duration, held, share } from "./format.js";
 import { jump } from "./headline.js";
 
 /** So many passes or calls stand side by side without scrolling. */
@@ -59,7 +59,7 @@ export function showLayers(trace) {
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Layer"), columns.map(({ pass }) => h(`th${beside(pass)}`, { scope: "col" }, h("b", {}, pass.name === "once" ? "time" : pass.name), pass.name === trace.story.headline && columns.length > 1 ? (trace.chain ? " shown above" : " speaks for the run") : "")))),
       h(
         "tbody", {},
-        report.layers.map((row) => h("tr", { "data-layer": row.layer }, h("td", {}, h("i.key"), `${row.layer} ${row.title}`), columns.map((column) => cell(row, column)))),
+        report.layers.map((row) => h("tr", { "data-layer": row.layer }, h("td", {}, h("i.key"), `${row.layer} ${row.title}`, held(row) ? h("small", {}, held(row)) : null), columns.map((column) => cell(row, column)))),
         h("tr.minor.rest", {}, h("td", {}, h("i.key.nobody"), "of no layer"), columns.map(({ pass, told }) => h(`td${beside(pass)}`, {}, h("div.amount", {}, h("span", {}, duration(told.unattributed_ns)), h("div.meter", { "aria-hidden": "true" }, told.unattributed_ns ? h("i.nobody", { style: { width: `${(100 * told.unattributed_ns) / most}%` } }) : null))))),
         line(`the ${trace.whole}`, (told) => duration(told.wall_ns), "total"),
         columns.some(({ told }) => told.ttft_ns !== null) ? line("first token", (told) => duration(told.ttft_ns)) : null,
@@ -87,6 +87,7 @@ export function showOperators(trace, search) {
     return;
   }
   const total = report.operators.reduce((sum, one) => sum + one.own_ns, 0);
+  const all = report.operators_own_ns ?? 0;
   const most = report.operators[0].own_ns || 1;
   const row = (one) => h(
     "tr", { "data-layer": 4 },
@@ -99,7 +100,7 @@ export function showOperators(trace, search) {
   const table = (rows) => h("div.scroll", {}, h("table", {}, h("thead", {}, head.cloneNode(true)), h("tbody", {}, rows.map(row))));
   const first = report.operators.slice(0, 8), rest = report.operators.slice(8);
   place.append(
-    h("p.hint", {}, `In the ${trace.story.passes.length === 1 ? trace.whole : `${report.operators_pass} ${trace.part}`}; the ones shown own ${duration(total)}.`), table(first),
+    h("p.hint", {}, `In the ${trace.story.passes.length === 1 ? trace.whole : `${report.operators_pass} ${trace.part}`}; the ones shown own ${duration(total)}${all > total ? ` of the ${duration(all)} of all` : ""}.`), table(first),
     rest.length ? h("details", {}, h("summary", {}, `${rest.length} more`), table(rest)) : "",
   );
 }
