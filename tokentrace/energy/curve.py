@@ -40,9 +40,9 @@ class EnergyCurve:
 
     `late_ns[i]`: the counter may have reached point i this much earlier than it was noted. `spread_w[i]`: how far
     power may lie from the straight line between samples i and i+1 (integration only). `edge_joules`: doubt added at
-    each end of a stretch by resolution and averaging. `doubt_ns[i]`: point i was read this much earlier or later than
-    it is stamped, at most. `period_ns`: how often the sensor moves; `period_measured` is False when that is an
-    assumption because the sensor was not seen moving often enough.
+    each end of a stretch by resolution, averaging and the time between samples. `doubt_ns[i]`: point i was read this
+    much earlier or later than it is stamped, at most. `period_ns`: how often the sensor moves; `period_measured` is
+    False when that is an assumption because the sensor was not seen moving often enough.
     """
 
     method: str
@@ -255,7 +255,8 @@ def power_curve(
 
     The bound takes power between two samples to lie between them (plus resolution): a spike that begins and ends
     between two samples is invisible to any sampling. Samples that are means over the past `averaging_ns` shift
-    energy by at most half that window at each end. Raises CannotTell with fewer than two samples.
+    energy by at most half that window at each end. When within its period a sensor looked is not known, so at each end
+    of a stretch half a period at the highest power is in doubt. Raises CannotTell with fewer than two samples.
     """
     import numpy as np
 
@@ -270,8 +271,8 @@ def power_curve(
     gaps = np.diff(times)
     energy = np.concatenate(([0.0], np.cumsum(0.5 * (power[1:] + power[:-1]) * gaps / NS)))
     half = _halves(reads_ns, len(times_ns))
-    edge = 0.25 * (averaging_ns / NS) * float(power.max() - power.min())
     period = max(int(np.median(gaps)), assumed_period_ns)
+    edge = 0.25 * (averaging_ns / NS) * float(power.max() - power.min()) + 0.5 * (period / NS) * float(power.max())
     return EnergyCurve(
         method="integration",
         times_ns=times,

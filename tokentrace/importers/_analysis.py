@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,9 @@ WORTH_SAYING = 0.05
 #: What the times are of: all of it, the part of it that was asked for, or several recordings side by side.
 RECORDING, WINDOW, STEP, RECORDINGS = "the recording", "the window", "the step", "the recordings"
 
+_AMD = re.compile(r"hip[A-Z]|AMD\b")
+_NVIDIA = re.compile(r"cu(da)?[A-Z]|(NVIDIA|Tesla|Quadro|GeForce)\b")
+
 
 @dataclass(slots=True)
 class Analysis:
@@ -35,6 +39,15 @@ class Analysis:
     operators: list[dict[str, Any]]
     layer: Array  # see _spanning.classify
     whole: str = RECORDING  # what this is: RECORDING, WINDOW or STEP
+
+
+def vendor(events: Events) -> str:
+    """Who made the device that was recorded, by the calls it was driven with, else by its name; "" unknown."""
+    called = {events.names[code] for code in np.unique(events.name[events.rows(gpu_events.RUNTIME)]).tolist()}
+    told = [*called, *map(str, events.facts.get("devices") or [])]
+    signs = {"AMD": _AMD, "NVIDIA": _NVIDIA}
+    found = [name for name, sign in signs.items() if any(sign.match(text) for text in told)]
+    return found[0] if len(found) == 1 else ""
 
 
 def caveat(found: Analysis) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tokentrace.importers import figures, findings, host, layers, report, spans
-from tokentrace.importers._analysis import RECORDING, RECORDINGS, Analysis
+from tokentrace.importers._analysis import RECORDING, RECORDINGS, Analysis, vendor
 from tokentrace.importers.columns import Lost
 from tokentrace.model import Trace
 from tokentrace.probe import Finding, LayerState
@@ -47,6 +47,8 @@ class Kept:
     kernels: list[tuple[str, int, int]]
     collective_ns: int
     unix: bool  # its times are unix times
+    vendor: str  # of its device, "" unknown
+    models: list[str]  # the names of the machine's devices, where the recording tells them
 
 
 class Collected:
@@ -79,6 +81,8 @@ class Collected:
                 kernels=figures.by_name(events, found.joined.kernels),
                 collective_ns=found.measures.collective_ns,
                 unix=events.base_ns is not None,
+                vendor=vendor(events),
+                models=[str(name) for name in events.facts.get("devices") or []],
             )
         )
         self.sources.append(

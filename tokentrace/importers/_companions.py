@@ -14,7 +14,7 @@ from tokentrace.importers._power_of_steps import Card
 from tokentrace.importers.power_dumps import PowerDump
 from tokentrace.model import Record
 from tokentrace.probe import Finding, LayerState
-from tokentrace.wording import duration
+from tokentrace.wording import duration, listed, plural
 
 #: A share of the trace's spans for all compile logs together.
 SHARE = 2_000
@@ -104,8 +104,17 @@ class Companions:
             builder.widen(min(times), max(times))
         found = {device: power_dumps.record_of(dump, device, *builder.bounds) for device in dump.devices}
         records = {device: record for device, record in found.items() if record is not None}
+        if records and (other := _of_another_card(collected, dump)):
+            collected.more.append(
+                Finding(1, f"{name} is of another device than {collected.whole}, and is not joined to it.", other,
+                        "give the dump of the device that was recorded", "unknown")
+            )  # fmt: skip
+            return
         if not records:
-            evidence = "; ".join([f"{len(times):,} samples", *dump.notes])
+            begin, end = builder.bounds
+            apart, side = max((begin - max(times), "before"), (min(times) - end, "after"))
+            gap = [f"{_apart(apart)} {side} {collected.whole}"] if apart > 0 else []
+            evidence = "; ".join([plural(len(times), "sample"), *gap, *dump.notes])
             collected.more.append(Finding(1, f"No sample of {name} lies in {collected.whole}'s time.", evidence,
                                           WRONG_TIME, "unknown"))  # fmt: skip
             return
@@ -133,6 +142,27 @@ def _no_clock(layer: int, name: str) -> Finding:
     )
 
 
+def _of_another_card(collected: Collected, dump: PowerDump) -> str:
+    """Why none of the dump's cards can be the one that was recorded, "" where one may be.
+
+    By the maker; of NVIDIA's also by the model, which its driver calls the same everywhere.
+    """
+    makers = {kept.vendor for kept in collected.recordings}
+    models = sorted({model for kept in collected.recordings for model in kept.models})
+    cards = [dump.series(device)[0] for device in dump.devices]
+    if not collected.recordings or "" in makers or any(not card.vendor for card in cards):
+        return ""
+    if not makers & {card.vendor for card in cards}:
+        what = listed(sorted({card.name or f"a device of {card.vendor}" for card in cards}))
+        return f"the dump is of {what}, the recording of a device of {listed(sorted(makers))}"
+    named = [card.name for card in cards]
+    if makers != {"NVIDIA"} or not models or not all(named) or any(not kept.models for kept in collected.recordings):
+        return ""
+    if any(model.startswith(name) or name.startswith(model) for model in models for name in named):
+        return ""
+    return f"the dump is of {listed(sorted(set(named)))}, the recording of {listed(models)}"
+
+
 def _card_of(collected: Collected, dump: PowerDump) -> Card | None:
     """The dump's card that is taken for the device on which the recording's steps ran; None where there is no such."""
     ran = {str(device["device"]) for kept in collected.recordings for device in kept.figures["devices"]}
@@ -148,16 +178,16 @@ def energy_finding(record: Record, notes: list[str], when: str = "while this was
     """One sentence on what a device drew, or why that is unknown."""
     told = record.attributes
     who = str(told.get("hw.name", "the device"))
-    count, scope = told.get("tokentrace.power.sample_count", 0), told.get("tokentrace.power.scope", "")
+    count, scope = int(told.get("tokentrace.power.sample_count", 0)), told.get("tokentrace.power.scope", "")
     method = told.get("tokentrace.power.method")
     joules = told.get("tokentrace.power.joules")
     if joules is None:
         reason = str(told.get("tokentrace.power.reason", "too few samples"))
-        evidence = "; ".join([f"{count} samples, {scope}", *notes])
+        evidence = "; ".join([f"{plural(count, 'sample')}, {scope}", *notes])
         return Finding(1, f"The energy of {who} {when} is unknown: {reason}.", evidence, MORE_POWER, "unknown")
     error = told.get("tokentrace.power.error_joules", 0.0)
     return Finding(1, f"{who} used {_joules(joules)} (± {_joules(error)}) {when}.",
-                   "; ".join([f"{count} samples, {scope}, method {method}", *notes]))  # fmt: skip
+                   "; ".join([f"{plural(count, 'sample')}, {scope}, method {method}", *notes]))  # fmt: skip
 
 
 def _apart(ns: int) -> str:

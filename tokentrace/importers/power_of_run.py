@@ -17,7 +17,7 @@ from tokentrace.importers._companions import WRONG_TIME, energy_finding
 from tokentrace.importers.power_dumps import PowerDump
 from tokentrace.model import Record, Trace
 from tokentrace.probe import Finding
-from tokentrace.wording import duration
+from tokentrace.wording import duration, plural
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ def _without_unseen(trace: Trace, seen: set[int]) -> Trace:
 def _outside(name: str, dump: PowerDump, requests: Sequence[_Request]) -> Finding:
     times = [sample.time_ns for sample in dump.samples if sample.time_ns is not None]
     first, last = requests[0].start_ns, max(request.end_ns for request in requests)
-    evidence = f"{len(times):,} samples with a time"
+    evidence = f"{plural(len(times), 'sample')} with a time"
     if times:
         apart = max(min(times) - last, first - max(times))
         side = "after" if min(times) > last else "before"
