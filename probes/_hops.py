@@ -31,9 +31,11 @@ def _request(steps: Sequence[Raw], own: Sequence[Raw], rid: str) -> Iterator[Rec
     sent = next((raw for raw in own if raw.name == "submit"), None)
     taken = next((raw for raw in own if raw.name == "receive"), None)
     if sent is not None and taken is not None and sent.process != taken.process:
-        # The other side may have the message before the sending function has returned.
-        start = min(sent.end_ns, taken.start_ns)
-        yield _hop("hop to engine", start, taken.start_ns, DOWN, sent, taken, f"request:{rid}", rid, "request_id")
+        # The other side may have the message before the sending function has returned: then from that one's begin. Of
+        # an agent that does not tell this, how long the way took is not known.
+        start = sent.end_ns if sent.end_ns <= taken.start_ns else int(sent.data.get("sending_ns") or taken.start_ns)
+        if start < taken.start_ns or start == sent.end_ns:
+            yield _hop("hop to engine", start, taken.start_ns, DOWN, sent, taken, f"request:{rid}", rid, "request_id")
     queued = next((raw for raw in own if raw.name == "wait"), None)
     if taken is not None and queued is not None and taken.process == queued.process and taken.thread != queued.thread:
         end = max(taken.end_ns, queued.start_ns)

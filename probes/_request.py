@@ -50,6 +50,17 @@ def step_key(raw: Raw) -> str:
     return f"step:{process}:{index}"
 
 
+def ended(own: Iterable[Raw]) -> str:
+    """Why a request ended, by its own records: stop, length, abort, …; "" not known.
+
+    The process that answers wins over the engine: where it finds a stop string in the text, the reply is whole, and the
+    engine is told to abort what it still makes for it.
+    """
+    told = list(own)
+    answered = next((str(raw.data["ended"]) for raw in told if raw.name == "output" and raw.data.get("ended")), "")
+    return answered or next((str(raw.data.get("reason") or "") for raw in told if raw.name == "finish"), "")
+
+
 def window(context: ProbeContext) -> tuple[int, int]:
     """The time of our exchange in ns; everything when there was none."""
     exchange = context.exchange

@@ -23,7 +23,7 @@ from tokentrace.probe import Finding, LayerState, ProbeContext, ProbeUnavailable
 from tokentrace.probes import _metrics
 from tokentrace.probes._agent import AgentProbe
 from tokentrace.probes._hops import hops
-from tokentrace.probes._request import our_id, step_key, step_of
+from tokentrace.probes._request import ended, our_id, step_key, step_of
 
 LAYER = 6
 GROUP = "engine"
@@ -90,7 +90,7 @@ class QueueProbe(AgentProbe):
         work = [raw for raw in context.agent.records("model") if raw.name == "work" and step_of(raw) in ours]
         between = hops([raw for raw in raws if step_of(raw) in ours], own, work, rid)
         records += between
-        records += [_own(raw, rid) for raw in own]
+        records += [_own(raw, rid, ended(own)) for raw in own]
         if not records:
             raise ProbeUnavailable("the engine recorded nothing for this request", fix="look at the server's log")
         records.append(_request([*own, *ours.values()], rid))
@@ -109,9 +109,8 @@ class QueueProbe(AgentProbe):
         waits = [raw.end_ns - raw.start_ns for raw in own if raw.name == "wait"]
         if waits:
             facts["queue_wait_ns"] = sum(waits)
-        for raw in own:
-            if raw.name == "finish":
-                facts["finish_reason"] = raw.data.get("reason", "")
+        if any(raw.name == "finish" for raw in own):
+            facts["finish_reason"] = ended(own)
 
     def _outside(self, context: ProbeContext) -> list[Record]:
         server, exchange = context.server, context.exchange
@@ -188,8 +187,8 @@ def _part(raw: Raw) -> Record:
     )  # fmt: skip
 
 
-def _own(raw: Raw, rid: str) -> Record:
-    """What happened to our request alone."""
+def _own(raw: Raw, rid: str, reason: str) -> Record:
+    """What happened to our request alone. `reason`: why it ended, as whoever answered it has it."""
     attributes: Attributes = {}
     data = raw.data
     if raw.name == "submit":
@@ -198,7 +197,9 @@ def _own(raw: Raw, rid: str) -> Record:
     if "tokens" in data:
         attributes["tokentrace.tokens.count"] = data["tokens"]
     if "reason" in data:
-        attributes["tokentrace.finish_reason"] = data["reason"]
+        attributes["tokentrace.finish_reason"] = reason
+        if data["reason"] != reason:
+            attributes["tokentrace.engine.finish_reason"] = data["reason"]
     return Record(
         _NAMES.get(raw.name, raw.name), LAYER, raw.start_ns, raw.end_ns, attributes,
         UP if raw.name in _UP else DOWN, raw.process, raw.thread, parent_key=f"request:{rid}", request=rid,

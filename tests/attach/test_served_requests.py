@@ -133,3 +133,36 @@ def test_a_reply_that_nobody_asks_for_is_forgotten_in_time() -> None:
     sorter.add(reply("offline", 2))
     sorter.finished(T0 + 3_600_000 * MS)
     assert sorter.under_way == 0
+
+
+def test_a_stop_string_found_while_answering_ends_a_whole_reply_though_the_engine_is_told_to_abort() -> None:
+    output = raw("engine", "output", 41, 42, API, 10, rid="a", index=1, tokens=1, ended="stop")
+    row, run = told(served(Sorter(), *reply("a", 2, "abort"), output, *steps(("a",), 1, 2), request(("a",))))
+    assert row.ended == "stop" and "aborted" not in shown(row) + sentences(run)
+    (finish,) = [one for one in run.trace.spans if one.name == "finish"]
+    assert finish.attributes["tokentrace.finish_reason"] == "stop"
+    assert finish.attributes["tokentrace.engine.finish_reason"] == "abort"
+
+
+def test_a_request_that_left_while_it_waited_is_told_by_its_wait() -> None:
+    records = [one for one in reply("a", 0, "abort") if one.name != "wait"]
+    wait = raw("engine", "wait", 4, 50, ENGINE, SCHEDULES, rid="a")
+    row, run = told(served(Sorter(), *records, wait, request(("a",))))
+    assert row.wait_ns == 47 * MS and "47.0 ms" in shown(row)
+    assert "was never scheduled" in sentences(run)
+    assert "47.0 ms" in next(one.evidence for one in run.report.findings if "never scheduled" in one.sentence)
+    assert run.report.slowest.startswith("`queue wait` (layer 6) took 46.0 ms")
+
+
+def hop_to_engine(run: workflow.Run) -> list[int]:
+    return [one.end_ns - one.start_ns for one in run.trace.spans if one.name == "hop to engine"]
+
+
+def test_a_request_that_arrives_while_it_is_still_being_sent_has_travelled_since_the_sending_began() -> None:
+    early = [one._replace(start_ns=T0 + int(1.6 * MS)) if one.name == "receive" else one for one in reply("a", 2)]
+    late = [one._replace(data={**one.data, "sending_ns": T0 + int(1.5 * MS)}) if one.name == "submit" else one
+            for one in early]  # fmt: skip
+    rest = (*steps(("a",), 1, 2), request(("a",)))
+    assert hop_to_engine(told(served(Sorter(), *late, *rest))[1]) == [MS // 10]
+    assert hop_to_engine(told(served(Sorter(), *early, *rest))[1]) == [], "how long it took is not known"
+    assert hop_to_engine(told(served(Sorter(), *reply("a", 2), *rest))[1]) == [0], "received as the sending returned"

@@ -280,7 +280,7 @@ class Api:
         if arrival is None or error is not None:
             return
         ids = getattr(request, "prompt_token_ids", None)
-        data: dict[str, Any] = {"rid": request.request_id}
+        data: dict[str, Any] = {"rid": request.request_id, "sending_ns": start}
         if ids is not None:
             data["tokens"] = len(ids)
         first = arrival.processing_ns or arrival.bound_ns or start
@@ -294,6 +294,7 @@ class Api:
         if not self.by_rid:
             return
         outputs = kwargs.get("engine_core_outputs") or args[1]
+        stopped = getattr(result, "reqs_to_abort", None) or ()
         thread, write = here.thread, spine.writer("engine")
         for output in outputs:
             rid = output.request_id
@@ -303,8 +304,13 @@ class Api:
             index = arrival.outputs.get(rid, 0)
             data = {"rid": rid, "index": index, "tokens": len(output.new_token_ids or ())}
             arrival.outputs[rid] = index + 1
+            reason = getattr(output, "finish_reason", None)
+            if reason is None and rid in stopped:
+                # The detokenizer found a stop string. The reply is whole; the engine, which sees no text, is told to
+                # abort what it still makes for it.
+                reason = data["ended"] = "stop"
             write("output", start, end, thread, data)
-            if getattr(output, "finish_reason", None) is not None:
+            if reason is not None:
                 self._ended(rid, arrival)
 
     def _ended(self, rid: str, arrival: Arrival) -> None:

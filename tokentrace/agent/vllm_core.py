@@ -1,7 +1,7 @@
 """vLLM, the process with the scheduler: queue, steps, KV cache, preemption.
 
     receive [rid]                           taking the request in, up to the scheduler's queue
-    wait [rid]                              from there to the first schedule that holds it
+    wait [rid]                              from there to the first schedule that holds it, or to its end without one
     step [index, phase, reqs {rid: tokens}, batch, tokens, running, waiting, kv_used, kv_total,
           cached_tokens {rid: n}, ids {rid: new token}, tokens_out {rid: n}, preempted [rid]]
     schedule, dispatch, update [index]      finish [rid, reason, tokens, prompt, model]
@@ -138,8 +138,12 @@ class Core:
         self, start: int, end: int, args: Any, kwargs: Any, result: Any, error: BaseException | None, context: Any
     ) -> None:
         request = kwargs.get("request") or args[1]
-        if self.marked.pop(request.request_id, None) is None:
+        queued = self.marked.pop(request.request_id, None)
+        if queued is None:
             return
+        write, thread = spine.writer("engine"), here.thread
+        if queued:  # it was never scheduled: its client left, or the queue gave it up
+            write("wait", queued, max(queued, start), thread, {"rid": request.request_id})
         data: dict[str, Any] = {"rid": request.request_id, "tokens": request.num_output_tokens}
         prompt, config = getattr(request, "num_prompt_tokens", None), getattr(args[0], "vllm_config", None)
         if prompt is not None:
@@ -150,7 +154,7 @@ class Core:
         reason = request.get_finished_reason()
         if reason is not None:
             data["reason"] = str(reason)
-        spine.writer("engine")("finish", start, end, here.thread, data)
+        write("finish", start, end, thread, data)
 
 
 def is_marked(request: Any) -> bool:

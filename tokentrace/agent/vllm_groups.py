@@ -4,7 +4,9 @@
     tokenizer   render [rid]: the two together, with the wait for the renderer's thread;
                 template [rid, chars_in, chars_out], encode [rid, chars, count, ids], decode [rid, index, id, chars];
                 with the option `text` also text_out of template and text of decode
-    engine      submit [rid, tokens], output [rid, index, tokens]; more in `vllm_core`, prepare in `vllm_worker`
+    engine      submit [rid, tokens, sending_ns: when the call that hands it over began], output [rid, index, tokens,
+                ended: the reply's finish reason where this process ended it, by a stop string]; more in `vllm_core`,
+                prepare in `vllm_worker`
     model       see `vllm_worker`
 
 `rid` is the engine's id of the request in all of them.

@@ -186,13 +186,10 @@ def _unattributed(trace: Trace, found: Analysis) -> Iterator[Finding]:
         if trace.meta.get("mode") == "attach" and not trace.meta.get("prompt") and main.view.exchange.get("error"):
             return  # somebody's request, refused where it came in: we looked from inside
         sentence = f"{size} of the request lies in the server and on the network, which cannot be seen from here."
-        yield Finding(
-            8,
-            sentence,
-            "",
-            "see how the other layers look on the local engine: tokentrace run without --url",
-            "unknown",
-        )
+        fix = "see how the other layers look on the local engine: tokentrace run without --url"
+        if trace.meta.get("mode") == "trace":
+            fix = "look inside the server on its own machine, while the program runs: tokentrace attach URL"
+        yield Finding(8, sentence, "", fix, "unknown")
         return
     if only_told(found):
         sentence = f"{size} of the request is known by the server's own account only, not which layer took it."
@@ -255,8 +252,12 @@ def _queue_wait(trace: Trace, found: Analysis) -> Iterator[Finding]:
         evidence = f"{duration(waited)} of {duration(whole)}"
         if others:
             evidence += f"; its first step held {plural(others, 'other request')}"
-        yield Finding(6, "The request waited in the engine's queue for much of its time to the first token.", evidence,
-                      "send fewer requests at once, or add capacity", "warn")  # fmt: skip
+        sentence = "The request waited in the engine's queue for much of its time to the first token."
+        if (main.view.states.get(6, {}).get("facts") or {}).get("steps") == 0:  # the engine was seen, and did none
+            sentence = "The request waited in the engine's queue and was never scheduled."
+        elif main.ttft_ns is None:
+            sentence = "The request waited in the engine's queue for much of its time."
+        yield Finding(6, sentence, evidence, "send fewer requests at once, or add capacity", "warn")
 
 
 def _shared(trace: Trace, found: Analysis) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from tokentrace.model import IdSource, Process, Record, Trace
 from tokentrace.probe import Columns, LayerState, ProbeContext, ProbeUnavailable, Raw
 from tokentrace.probes._http_server import server_side
 from tokentrace.probes._ops import NO_EVENTS, NO_RECORDING
-from tokentrace.probes._request import step_of
+from tokentrace.probes._request import ended, step_of
 from tokentrace.receive.join import Told, add_told
 from tokentrace.registry import create
 from tokentrace.stitch import PassRecords, stitch
@@ -243,9 +243,9 @@ def exchange_of(served: Served, facts: Mapping[str, Any]) -> Exchange:
         status_code=int(data.get("status") or 0),
         response_bytes=sum(int(raw.data.get("bytes") or 0) for raw in writes),
         response_id=served.rid,
-        finish_reason=str(finish.data.get("reason") or "") if finish is not None else "",
+        finish_reason=ended(served.raws),
         streamed=streamed,
-        complete="error" not in data and finish is not None,
+        complete="error" not in data and (finish is not None or bool(ended(served.raws))),
         error_type=str(data.get("error") or ""),
         notes=[ONE_SIDE],
     )

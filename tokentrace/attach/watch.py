@@ -15,6 +15,7 @@ from tokentrace.attach.served import Served, Sorter, trace_of
 from tokentrace.attach.session import STEPS, Attached, engine_facts, notes
 from tokentrace.errors import AttachError, ProbeUnavailable
 from tokentrace.probe import Raw
+from tokentrace.probes._request import ended
 from tokentrace.session import Outcome
 from tokentrace.wording import duration, plural
 
@@ -250,7 +251,7 @@ def row_of(served: Served, run: workflow.Run) -> Row:
         share=most[0] if most is not None else None,
         run=runs.shown(run.folder) if run.folder is not None else "",
         replies=served.replies,
-        ended=_ended(served),
+        ended=ended(served.raws),
         path=str(served.request.data.get("path") or ""),
     )
 
@@ -263,11 +264,6 @@ def _waited(served: Served) -> int | None:
         return None
     since = taken.end_ns if taken is not None and taken.process == wait.process else wait.start_ns
     return wait.end_ns - min(since, wait.start_ns)
-
-
-def _ended(served: Served) -> str:
-    finish = served.first("finish")
-    return str(finish.data.get("reason") or "") if finish is not None else ""
 
 
 def _phase_of(step: Raw, rid: str) -> str:
