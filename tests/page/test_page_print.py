@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 from page_support import Opened, three_passes
+from support.records import request_pass
+
+from tokentrace.model import IdSource
+from tokentrace.stitch import stitch
 
 pytestmark = pytest.mark.browser
 
@@ -119,3 +123,12 @@ def test_after_printing_the_screen_is_as_before(opened: Callable[..., Opened]) -
     one.page.wait_for_function("() => document.documentElement.dataset.theme === 'dark'")
     one.frame()
     assert one.do(state) == before
+
+
+def test_every_step_of_a_long_reply_is_on_paper(opened: Callable[..., Opened]) -> None:
+    ids = IdSource(8)
+    words = tuple(f" {number}th" for number in range(40))
+    records = request_pass("once", ids=ids, deep=False, steps=len(words), reply=words)
+    sheets = _sheets(opened(stitch([records], ids=ids, meta={"prompt": "Hi"})))
+    # A step shows the blank before its word as a dot; the reply itself does not.
+    assert [word for word in words if not any(sheet.find(f"·{word.strip()}") for sheet in sheets)] == []
