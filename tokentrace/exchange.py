@@ -83,6 +83,7 @@ class Exchange:
     streamed: bool = False  # the answer came as server-sent events
     complete: bool = False
     interrupted: bool = False  # by Ctrl-C or by `should_stop`
+    let_go: str = ""  # the program did not read the reply to its end, which is no error: what it did, in a sentence
     attempts: int = 1
     proxy: str = ""  # "host:port (HTTP_PROXY)"; never with a user name or password
     server_address: str = ""

@@ -186,7 +186,10 @@ def test_a_compressed_reply_is_read_along() -> None:
     assert t.reply == "Hello"
 
 
-def test_a_reply_that_is_let_go_of_or_still_under_way_is_said_to_be_cut() -> None:
+def test_a_reply_that_is_let_go_of_or_still_under_way_is_said_to_be_cut_and_interrupts_nothing() -> None:
+    from tokentrace.analyze import analyze
+    from tokentrace.emit.html._story import story
+
     with server_with(sse(chunk("He"), WAIT)) as server:
         url = f"{server.url}/v1/chat/completions"
         with httpx.Client() as client, contextlib.ExitStack() as later, tokentrace.trace() as t:
@@ -197,10 +200,45 @@ def test_a_reply_that_is_let_go_of_or_still_under_way_is_said_to_be_cut() -> Non
     assert t.report.passes.keys() == {"call 1", "call 2"}
     notes = [note for call in calls(t) for note in call.attributes["tokentrace.notes"]]
     assert notes == [
-        "the program stopped reading before the reply's end",
+        "the program closed the stream after 1 chunk",
         "the request was still under way when the trace ended",
     ]
     assert [call.attributes["tokentrace.complete"] for call in calls(t)] == [False, False]
+    assert [call.status for call in calls(t)] == [0, 0] and "error.type" not in calls(t)[0].attributes
+    assert t.report.interrupted == "" and t.report.error is None
+    assert story(t.data, analyze(t.data), t.report)["interrupted"] == []
+
+
+def test_a_call_that_the_program_cancels_is_no_interruption() -> None:
+    with server_with(sse(chunk("He"), WAIT)) as server:
+        arrived = asyncio.Event()
+
+        async def read() -> None:
+            url = f"{server.url}/v1/chat/completions"
+            async with httpx.AsyncClient() as client, client.stream("POST", url, json=STREAM) as response:
+                async for _ in response.aiter_raw():
+                    arrived.set()
+
+        async def main() -> None:
+            task = asyncio.create_task(read())
+            await arrived.wait()
+            task.cancel()
+            await asyncio.wait([task])
+
+        with tokentrace.trace() as t:
+            asyncio.run(main())
+    (call,) = calls(t)
+    assert call.attributes["tokentrace.notes"] == ["the program cancelled the call"]
+    assert (call.status, t.report.interrupted) == (0, "")
+
+
+def test_the_advice_of_a_finding_fits_a_program() -> None:
+    cut = {**WHOLE, "choices": [{**WHOLE["choices"][0], "finish_reason": "length"}]}  # type: ignore[index]
+    with server_with(json_answer(cut)) as server, tokentrace.trace() as t:
+        httpx.post(f"{server.url}/v1/chat/completions", json=STREAM)
+    fixes = [finding.fix for finding in t.findings]
+    assert "raise the call's max_tokens" in fixes
+    assert not [fix for fix in fixes if " --" in fix or "tokentrace run" in fix], fixes
 
 
 def test_another_tracers_context_is_left_alone() -> None:
@@ -315,3 +353,21 @@ def test_a_call_that_was_under_way_when_the_program_was_interrupted_is_named() -
                 for _ in response.iter_raw():
                     raise KeyboardInterrupt
     assert t.report.interrupted == "interrupted in answer"
+
+
+def test_a_stream_that_the_error_broke_off_is_named_and_one_of_an_earlier_error_is_not() -> None:
+    with (
+        server_with(sse(chunk("He"), WAIT)) as server,
+        pytest.raises(ValueError, match="late"),
+        tokentrace.trace() as t,
+    ):
+        url = f"{server.url}/v1/chat/completions"
+        for late in (False, True):
+            with (
+                contextlib.suppress(KeyError),
+                httpx.Client() as client,
+                client.stream("POST", url, json=STREAM) as one,
+            ):
+                next(one.iter_raw())
+                raise ValueError("late") if late else KeyError
+    assert t.spans[0].status_message == "the program ended with ValueError in call 2"

@@ -66,7 +66,7 @@ def _reply_cut(trace: Trace, found: Analysis) -> Iterator[Finding]:
     if facts.get("finish_reason") == "length":
         count = facts.get("output_tokens")
         text = plural(count, "output token") if isinstance(count, int) else ""
-        yield Finding(8, "The reply was cut off at the token limit.", text, "raise --max-tokens", "ok")
+        yield Finding(8, "The reply was cut off at the token limit.", text, f"raise {_most_tokens(trace)}", "ok")
     if facts.get("finish_reason") == "abort":
         count = facts.get("output_tokens")
         text = f"after {plural(count, 'output token')}" if isinstance(count, int) else ""
@@ -75,7 +75,13 @@ def _reply_cut(trace: Trace, found: Analysis) -> Iterator[Finding]:
     asked = found.main.view.chat != NONE and trace.attributes(found.main.view.chat).get("gen_ai.operation.name")
     if asked and facts and found.main.view.whole and not facts.get("chunks"):
         yield Finding(8, "The server answered without any content.", f"finish reason {facts.get('finish_reason')!r}",
-                      "raise --max-tokens, or look at what the chat template makes of the prompt", "warn")  # fmt: skip
+                      f"raise {_most_tokens(trace)}, or look at what the chat template makes of the prompt",
+                      "warn")  # fmt: skip
+
+
+def _most_tokens(trace: Trace) -> str:
+    """How whoever asked says how long a reply may be: a program has no options of ours."""
+    return "the call's max_tokens" if trace.meta.get("mode") == "trace" else "--max-tokens"
 
 
 def _token_counts(trace: Trace, found: Analysis) -> Iterator[Finding]:
@@ -234,6 +240,8 @@ def _recorded_in_part(trace: Trace, found: Analysis) -> Iterator[Finding]:
         "stand under layer 5 undivided, so layers 4 and 3 took more than is shown."
     )
     fix = "leave --once away, which shares them out, or ask for a shorter reply: --max-tokens"
+    if trace.meta.get("mode") == "trace":
+        fix = "ask for a shorter reply: the call's max_tokens"
     if trace.meta.get("mode") == "attach":
         fix = "raise --steps"
         if trace.meta.get("prompt"):  # our own

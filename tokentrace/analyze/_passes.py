@@ -34,7 +34,7 @@ class PassView:
     @property
     def whole(self) -> bool:
         """Did its request come to its end? What broke off, or was interrupted, cannot be compared with another pass."""
-        return not self.exchange.get("error") and not self.exchange.get("interrupted")
+        return not any(self.exchange.get(how) for how in ("error", "interrupted", "let_go"))
 
 
 def passes(trace: Trace) -> dict[str, PassView]:

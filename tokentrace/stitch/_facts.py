@@ -34,6 +34,7 @@ def exchange_facts(exchange: Exchange) -> dict[str, Any]:
         "status_code": exchange.status_code,
         "complete": exchange.complete,
         "interrupted": exchange.interrupted,
+        "let_go": exchange.let_go,
         "request_bytes": exchange.request_bytes,
         "response_bytes": exchange.response_bytes,
         "chunk_count": len(exchange.chunks),

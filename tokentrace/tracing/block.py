@@ -101,7 +101,8 @@ class Block(Trace):
         with self._mutex:
             if call in self._calls:
                 self._calls.remove(call)
-                self._done.append(Watched(call.stage, call.x.start_ns, call.x.end_ns, call.x))
+                x = call.x
+                self._done.append(Watched(call.stage, x.start_ns, x.end_ns, x, left_with=call.left_with))
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -135,7 +136,7 @@ class Block(Trace):
             _current.reset(self._token)
         http_calls.unwatch(self)
         for call in list(self._calls):
-            call.left_open()
+            call.left_open(error)
         try:
             self._finish(error)
             self._deliver()
@@ -160,7 +161,7 @@ class Block(Trace):
         names = passes.names([one.stage for one in done])
         self._data = self._stitched(done, names, self._inside, error)
         if error is not None and _failed(error):
-            cut = [name for name, one in zip(names, done, strict=True) if one.exchange.interrupted]
+            cut = _cut(names, done, type(error).__name__)
             _tell(self._data, error, f"in {listed(cut)}" if cut else _after(len(done)))
         self._report = build(self._data, notes=self.notes)
 
@@ -212,6 +213,12 @@ class Block(Trace):
 def _failed(error: BaseException) -> bool:
     """Did the program leave the block with an error? Ending well is none, nor is being left by a generator."""
     return not isinstance(error, GeneratorExit) and not (isinstance(error, SystemExit) and not error.code)
+
+
+def _cut(names: Sequence[str], done: Sequence[Watched], kind: str) -> list[str]:
+    """The calls that the program left with the error of this kind that ended it: none began later, else it went on."""
+    last = max((one.start_ns for one in done), default=0)
+    return [name for name, one in zip(names, done, strict=True) if one.left_with == kind and one.end_ns >= last]
 
 
 def _after(calls: int) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import sys
 import time
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ from tokentrace.client.facts import KEPT_BYTES, Facts
 from tokentrace.client.reply import Reply
 from tokentrace.client.wire import Wire
 from tokentrace.exchange import Exchange
+from tokentrace.wording import plural
 
 if TYPE_CHECKING:
     import httpx
@@ -68,6 +71,8 @@ class Call:
         self._decoder: Any = None
         self._unreadable = ""
         self._ended = False
+        #: The kind of error with which the program left this call, "" where it left it without one.
+        self.left_with = ""
         self._listen(request, is_async)
         block.begun(self)
 
@@ -144,7 +149,7 @@ class Call:
     def failed(self, error: BaseException) -> None:
         """The request or its reply ended with an error, which goes on to the program."""
         if not isinstance(error, Exception):
-            self._end("interrupted")
+            self._left(error)
             return
         with contextlib.suppress(Exception):
             self.facts.error, self.wire.fault = _cause(error)
@@ -153,13 +158,31 @@ class Call:
 
     def closed(self, whole: bool) -> None:
         """The program has read the reply to its end, or let go of it before."""
-        self._end("" if whole or self._reply.done else "the program stopped reading before the reply's end")
+        if whole or self._reply.done:
+            self._end()
+        else:
+            self._left(sys.exc_info()[1])
 
-    def left_open(self) -> None:
-        """The block has ended and this call has not."""
-        self._end("the request was still under way when the trace ended")
+    def left_open(self, error: BaseException | None) -> None:
+        """The block has ended, with this error if any, and this call has not."""
+        self.left_with = type(error).__name__ if error is not None else ""
+        self._end(let_go="the request was still under way when the trace ended")
 
-    def _end(self, broken: str) -> None:
+    def _left(self, error: BaseException | None) -> None:
+        """The program lets go of the call, because of this error of its own if any. That is its right: only what ends
+        a whole program is an interruption."""
+        if error is not None and not isinstance(error, GeneratorExit):
+            self.left_with = type(error).__name__
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            self._end(interrupted=True)
+        elif isinstance(error, asyncio.CancelledError):
+            self._end(let_go="the program cancelled the call")
+        elif self.x.streamed:
+            self._end(let_go=f"the program closed the stream after {plural(len(self.x.chunks), 'chunk')}")
+        else:
+            self._end(let_go="the program stopped reading before the reply's end")
+
+    def _end(self, let_go: str = "", interrupted: bool = False) -> None:
         if self._ended:
             return
         self._ended = True
@@ -170,9 +193,12 @@ class Call:
             self.facts.elapsed_ns = x.wall_ns
             if self._unreadable:
                 x.notes.append(self._unreadable)
-            if broken:
+            if interrupted:
                 x.interrupted, x.error_type = True, "interrupted"
-                x.notes.append(broken)
+                x.notes.append("interrupted")
+            elif let_go:
+                x.let_go = let_go
+                x.notes.append(let_go)
             else:
                 self._judge()
             first = next(iter(x.token_times_ns), 0)
@@ -180,7 +206,7 @@ class Call:
             wait_end = first or (self.wire.first_read_ns if answered else 0) or x.end_ns
             if not self.wire.send_end_ns and self.wire.first_read_ns:
                 self.wire.send_end_ns = self.wire.send_start_ns
-            x.phases = self.wire.phases(x.end_ns, wait_end, first > 0, "interrupted" if broken else "")
+            x.phases = self.wire.phases(x.end_ns, wait_end, first > 0, x.error_type if interrupted else "")
         self.block.ended(self)
 
     def _judge(self) -> None:

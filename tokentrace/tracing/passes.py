@@ -30,6 +30,7 @@ class Watched:
     end_ns: int
     exchange: Exchange
     request_id: str = ""  # of a generation in this process; "" for a request that was sent
+    left_with: str = ""  # the kind of error with which the program left it
 
 
 def generations(inside: InProcess) -> list[Watched]:
