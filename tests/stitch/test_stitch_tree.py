@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.records import ENGINE, GENERATION, MS, RID, T0, US, request_pass
+from support.records import CLIENT, ENGINE, GENERATION, MS, RID, T0, US, request_pass
 
 from tokentrace.layers import MARKS
 from tokentrace.model import IdSource, Record, Trace
@@ -225,6 +225,42 @@ def test_a_record_that_names_a_parent_but_happened_elsewhere_goes_to_the_ancesto
     trace = stitch([PassRecords("once", T0, T0 + 10 * MS, records)], ids=IdSource(1))
     assert names_above(trace, "finish")[1] == "chat m"
     assert trace.meta["stitch"]["moved"] == 1 and trace.meta["stitch"]["clamped"] == 0
+
+
+def test_a_step_under_way_when_the_request_ends_is_cut_there_with_what_ran_in_it() -> None:
+    one = request_pass("once", steps=3, deep=False)
+    last = [r for r in one.records if r.name == "step"][-1]
+    forward = [r for r in one.records if r.name == "forward"][-1]
+    end = last.start_ns + 3 * MS  # of ten: the handler had found a stop string
+    late = [r for r in one.records if r.start_ns >= last.end_ns and r.layer > 6]
+    records = [r for r in one.records if r not in late and r.process != CLIENT]
+    for record in records:
+        if record.envelope and record.layer == 8:
+            record.end_ns = end
+    trace = stitch([PassRecords("once", T0, end, records, request_id=RID)], ids=IdSource(1))
+    check_tree(trace)
+    below = [s for s in trace.spans if s.start_ns >= last.start_ns and s.layer in (5, 6)]
+    step = next(s for s in below if s.name == "step")
+    assert trace.span(step.parent).name == "request"
+    assert (step.end_ns, step.attributes["tokentrace.clamped_ns"]) == (end, last.end_ns - end)
+    inside = {s.name: s.end_ns - s.start_ns for s in below if s.parent == step.row}
+    assert set(inside) == {"schedule", "prepare batch", "forward"} and inside["forward"] == end - forward.start_ns
+    assert names_above(trace, "finish")[1] == "request"
+    assert trace.meta["stitch"]["dropped_outside"] == 2, "sample and update batch ran after the end"
+
+
+def test_a_step_after_the_end_is_left_out_with_all_that_ran_in_it() -> None:
+    one = request_pass("once", steps=3)
+    last = [r for r in one.records if r.name == "step"][-1]
+    inside = [r for r in one.records if r.thread == last.thread and r.start_ns >= last.start_ns]
+    records = [r for r in one.records if r.start_ns < last.start_ns or r in inside]
+    for record in records:
+        if record.envelope:
+            record.end_ns = min(record.end_ns, last.start_ns)
+    trace = stitch([PassRecords("once", T0, last.start_ns, records, request_id=RID)], ids=IdSource(1))
+    check_tree(trace)
+    assert sum(s.name == "step" for s in trace.spans) == 2
+    assert trace.meta["stitch"]["dropped_outside"] == len(inside)
 
 
 def test_steps_of_other_requests_are_dropped_with_all_that_ran_in_them_and_counted() -> None:

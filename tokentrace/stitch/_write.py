@@ -49,6 +49,12 @@ def _beside(record: Record, served: bool) -> bool:
     return record.layer == 1 or (served and record.envelope and record.name in ("wait", "stream"))
 
 
+def _is_work(record: Record, records: Sequence[Record], parent: int) -> bool:
+    """Whether a record is of the engine's work, a step or what ran in one, rather than of the request itself."""
+    in_step = parent != NONE and records[parent].layer == 6 and records[parent].name == "step"
+    return record.layer <= 6 and (not record.flow or in_step)
+
+
 class PassWriter:
     """Adds one pass below the root (row 0)."""
 
@@ -85,13 +91,20 @@ class PassWriter:
         joins: dict[str, int] = {}
         clamped_total = 0
         served = any(record.kind == KIND_SERVER for record in records)
+        first, last = trace.start_ns[self.row], trace.end_ns[self.row]
         for index in placed.order:
             record = records[index]
             wanted = placed.parent[index]
-            parent = row_of[wanted] if wanted != NONE else self.row
             start, end = placed.start[index], placed.end[index]
+            if (start >= last < end or end <= first > start) and _is_work(record, records, wanted):
+                counts.dropped_outside += 1
+                continue
+            while wanted != NONE and row_of[wanted] == NONE:  # left out, as it ran wholly before or after the pass
+                wanted = placed.parent[wanted]
+            parent = row_of[wanted] if wanted != NONE else self.row
             if start < trace.start_ns[parent] or end > trace.end_ns[parent]:
-                fitting = self._climb(parent, record, start, end)
+                # What the pass's own ends cut off stays where it is, beside the rest that was cut there.
+                fitting = self._climb(parent, record, min(max(start, first), last), max(min(end, last), first))
                 counts.moved += fitting != parent
                 parent = fitting
             out = 0
