@@ -123,7 +123,7 @@ def operators(found: Analysis) -> Iterator[Finding]:
     else:
         slowest = sorted(operators, key=lambda entry: -entry["own_ns"])[:3]
         best = slowest[0]
-        own = int(found.tree.own_ns[found.events.rows(gpu_events.OPERATOR)].sum())
+        own = sum(entry["own_ns"] for entry in operators)
         sentence = (
             f"{host.short(best['name'], 60)} took the most own time, {share(best['own_ns'], own)} of all operators'."
         )

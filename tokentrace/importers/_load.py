@@ -139,7 +139,7 @@ def analyse(events: Events, step: int | None = None, whole: str = RECORDING) -> 
         measures=measured,
         figures=figures.figures(events, joined),
         step_figures=per_step,
-        operators=host.operators(events, joined, tree),
+        operators=host.operators(events, joined, tree, layer > 0),
         layer=layer,
         whole=whole,
     )

@@ -94,13 +94,20 @@ def blocking_calls(events: Events, joined: Joined) -> tuple[Array, Array]:
     return sync, np.unique(call[waited])
 
 
-def operators(events: Events, joined: Joined, host: Host) -> list[dict[str, Any]]:
-    """All operators, by the kernel time they launched, then by own host time: name, calls, own_ns, device_ns."""
+def operators(events: Events, joined: Joined, host: Host, spans: Array) -> list[dict[str, Any]]:
+    """All operators, by the kernel time they launched, then by own host time: name, calls, own_ns, device_ns.
+
+    `spans`: bool per row and one for "none", the rows that may become spans. An operator's own time is without that of
+    those below it: other operators, modules, launches, copies, waits. What no span stands for, such as the functions
+    of an operator that is written in Python, is its own.
+    """
     size = len(events.names)
     rows = events.rows(gpu_events.OPERATOR)
     calls = np.bincount(events.name[rows], minlength=size)
+    owner = nearest(host.parent, spans)
+    mine = np.flatnonzero((owner >= 0) & np.append(events.kind == gpu_events.OPERATOR, False)[owner])
     own = np.zeros(size, np.int64)
-    np.add.at(own, events.name[rows], host.own_ns[rows])
+    np.add.at(own, events.name[owner[mine]], host.own_ns[mine])
     device = np.zeros(size, np.int64)
     launched = joined.launch_of >= 0
     owner = host.operator[joined.launch_of[launched]]
