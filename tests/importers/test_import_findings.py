@@ -272,3 +272,26 @@ def test_the_steps_of_recordings_wait_for_launches_as_long_as_they_do() -> None:
                          ("hta/a100_ddp_nccl_2rank.json.gz", 501_942_256)):  # fmt: skip
         found = recordings.analysed(recordings.large(name))
         assert sum(step["starved_ns"] for step in found.step_figures) == found.measures.starved_ns == waited
+
+
+def test_a_share_below_the_limit_is_not_rounded_up_to_it(tmp_path: Path) -> None:
+    """Launch-bound is from 30 % on; 29.7 % is not, and must not read as if it were."""
+    text = told(trace_file(tmp_path / "t.json", launches(200, 100, 70.25)))
+    assert "Partly launch-bound: the GPU lacked launched work for 29.6 % of the time." in text
+    assert "Launch-bound: for 31 % of the time" in told(trace_file(tmp_path / "u.json", launches(200, 100, 69)))
+
+
+def test_gaps_spent_in_a_launch_are_not_gaps_in_which_nothing_was_launched(tmp_path: Path) -> None:
+    rows = [*launches(12, 10, 8), call("cudaLaunchKernel", 125, 5000, 99), kernel("lazy", 5130, 5, 99)]
+    text = told(trace_file(tmp_path / "t.json", rows))
+    assert "in a few long gaps in which the host was inside launch calls." in text and "inside launch calls for" in text
+    rows = [*launches(12, 10, 8), call("cudaLaunchKernel", 5120, 5, 99), kernel("late", 5130, 5, 99)]
+    assert "in a few long gaps in which the host launched nothing." in told(trace_file(tmp_path / "u.json", rows))
+
+
+def test_a_collective_that_is_hidden_needs_no_advice(tmp_path: Path) -> None:
+    talk = kernel("ncclDevKernel_AllReduce", 10, 100, 1, stream=9)
+    hidden = told(trace_file(tmp_path / "t.json", [*launches(3, 10, 5), kernel("gemm", 5, 200, 2), talk]))
+    assert "100 % of it hidden behind other kernels" in hidden and "overlap them with computation" not in hidden
+    open_ = told(trace_file(tmp_path / "u.json", [*launches(3, 10, 5), talk]))
+    assert "overlap them with computation" in open_

@@ -165,3 +165,27 @@ def test_a_result_without_a_record_is_refused(tmp_path: Path, content: bytes) ->
     (tmp_path / "r.json").write_bytes(content)
     with pytest.raises(UsageError):
         load(tmp_path / "r.json")
+
+
+@pytest.mark.parametrize("at", [2**63, 2**62, -5_000, -(2**70)])
+def test_a_time_that_no_clock_shows_is_lost_and_counted(tmp_path: Path, at: int) -> None:
+    tool = result()
+    record = tool["buffer_records"]["kernel_dispatch"][7]
+    record |= {"start_timestamp": at, "end_timestamp": at + 100}
+    found = imported(tmp_path / "r.json", tool)
+    if abs(at) < 2**62:  # a clock of unknown origin may begin below zero
+        assert found.figures["kernels"] == 40 and found.figures["span_ns"] == 39_700 + 5_000
+    else:
+        assert (
+            found.figures["kernels"] == 39 and found.lost["events"] == 1 and "times that cannot be" in str(found.lost)
+        )
+        assert found.figures["span_ns"] == 39_700
+
+
+def test_what_rocprofv3_calls_a_queue_is_not_called_a_stream(tmp_path: Path) -> None:
+    tool = result()
+    tool["agents"].append({**tool["agents"][0], "id": {"handle": 6}, "logical_node_type_id": 1})
+    for record in tool["buffer_records"]["kernel_dispatch"][20:]:
+        record["dispatch_info"]["agent_id"] = {"handle": 6}
+    (busy,) = (f for f in imported(tmp_path / "r.json", tool).findings if f.sentence.startswith("The GPU was busy"))
+    assert busy.evidence.startswith("40 kernels on 2 queues;"), "one on each device, by the same number"

@@ -10,6 +10,7 @@ from tokentrace.importers import host
 from tokentrace.importers._analysis import WORTH_SAYING, Analysis, caveat, counted
 from tokentrace.importers.columns import Array
 from tokentrace.importers.join import union_ns
+from tokentrace.importers.measures import Gap
 from tokentrace.probe import Finding
 from tokentrace.wording import duration, plural, share
 
@@ -17,6 +18,7 @@ _LAUNCH_BOUND = 0.3
 _BUSY = 0.9
 _ENOUGH = 10  # kernels, from which on a rate or a share means something
 _WAIT_WORTH_SAYING = 0.005
+_HIDDEN = 0.05  # of a collective's time: with no more than this in the open there is nothing to overlap
 
 
 def busy(found: Analysis) -> Iterator[Finding]:
@@ -28,7 +30,10 @@ def busy(found: Analysis) -> Iterator[Finding]:
     window = f"{duration(measures.window_ns)} from first to last kernel or copy"
     if len(devices) > 1:
         window += f", {len(devices)} devices together"
-    streams = len(np.unique(found.events.stream[found.joined.kernels]))
+    rows = found.joined.kernels  # streams of two devices may have the same number
+    streams = len(np.unique(np.stack((found.events.device[rows], found.events.stream[rows])), axis=1).T)
+    # rocprofv3's kernels name the hardware's queue; streams share those.
+    lane = "queue" if "hip_calls_recorded" in found.events.facts else "stream"
     if found.events.silent:
         yield Finding(
             3,
@@ -44,7 +49,7 @@ def busy(found: Analysis) -> Iterator[Finding]:
     yield Finding(
         3,
         f"The GPU was busy {duration(figures['busy_ns'])} of {duration(whole)}, {share(figures['busy_ns'], whole)}.",
-        f"{plural(figures['kernels'], 'kernel')} on {plural(streams, 'stream')}; {window}; "
+        f"{plural(figures['kernels'], 'kernel')} on {plural(streams, lane)}; {window}; "
         f"kernels add up to {duration(figures['kernel_sum_ns'])}"
         + (" (they overlap)" if figures["kernel_sum_ns"] > figures["busy_ns"] else ""),
     )
@@ -69,18 +74,24 @@ def launch_bound(found: Analysis) -> Iterator[Finding]:
     length = found.events.end - found.events.start
     memory = 2 * int(length[_under_way(found, measures.memory_calls)].sum()) >= measures.starved_ns
     evidence = (
-        f"the device waited {duration(measures.starved_ns)} ({share(measures.starved_ns, measures.window_ns)}) "
+        f"the device waited {duration(measures.starved_ns)} ({_below_limit(starved)}) "
         f"for kernels that had not been launched in time; {rate}launch to kernel start: "
         f"median {duration(measures.delay_median_ns)}, in sum (TKLQT) {duration(measures.tklqt_ns)}{of}"
     )
     long = sum(gap.length_ns - gap.waiting_ns for gap in measures.gaps if gap.starved)
     if starved >= _LAUNCH_BOUND and long * 2 > measures.starved_ns:
+        inside = sum(_launching(found, gap) for gap in measures.gaps if gap.starved)
         yield Finding(
             3,
             f"The GPU had nothing to do for {share(measures.starved_ns, measures.window_ns)} of the time, most of it "
-            "in a few long gaps in which the host launched nothing.",
-            evidence + caveat(found),
-            "look at what the host did in them, before anything else",
+            "in a few long gaps in which the host "
+            + ("was inside launch calls." if 2 * inside > long else "launched nothing."),
+            evidence
+            + (f"; inside launch calls for {duration(inside)} of those gaps" if inside else "")
+            + caveat(found),
+            "a launch this long usually loads or compiles its kernel: warm up before measuring"
+            if 2 * inside > long
+            else "look at what the host did in them, before anything else",
             "warn",
         )
     elif starved >= _LAUNCH_BOUND:
@@ -119,11 +130,26 @@ def launch_bound(found: Analysis) -> Iterator[Finding]:
     else:
         yield Finding(
             3,
-            f"Partly launch-bound: the GPU lacked launched work for {share(measures.starved_ns, measures.window_ns)} "
-            "of the time.",
+            f"Partly launch-bound: the GPU lacked launched work for {_below_limit(starved)} of the time.",
             evidence + caveat(found),
             "look at the largest gaps and at what the host did in them",
         )
+
+
+def _launching(found: Analysis, gap: Gap) -> int:
+    """For how long of a gap the thread that ended it was inside a launch call, ns."""
+    events, rows = found.events, found.joined.all_launches
+    rows = rows[events.track[rows] == events.track[gap.launch]]
+    start, end = np.maximum(events.start[rows], gap.start_ns), np.minimum(events.end[rows], gap.end_ns)
+    return union_ns(start[start < end], end[start < end])
+
+
+def _below_limit(starved: float) -> str:
+    """The share in words, that does not round up to what would have been called launch-bound."""
+    told = share(starved, 1)
+    if starved < _LAUNCH_BOUND and told == share(_LAUNCH_BOUND, 1):
+        return f"{min(100 * starved, 100 * _LAUNCH_BOUND - 0.1):.1f} %"
+    return told
 
 
 def clocks(found: Analysis) -> Iterator[Finding]:
@@ -260,7 +286,9 @@ def collectives(found: Analysis) -> Iterator[Finding]:
         f"{share(measures.collective_hidden_ns, measures.collective_ns)} of it hidden behind other kernels.",
         f"{plural(int(measures.collective.sum()), 'kernel')}; {share(measures.collective_ns, busy)} of busy time; "
         f"{duration(open_ns)} exposed (a collective's time includes waiting for the slowest rank)",
-        "overlap them with computation, or compare the ranks: the last to arrive makes the others wait",
+        "overlap them with computation, or compare the ranks: the last to arrive makes the others wait"
+        if open_ns > _HIDDEN * measures.collective_ns
+        else "",
         "warn" if open_ns > 0.2 * busy else "ok",
     )
 

@@ -90,12 +90,12 @@ def jit(found: Analysis) -> Iterator[Finding]:
     if len(measures.compiles):
         total = int(length[measures.compiles].sum())
         yield Finding(2, f"Code was compiled for {duration(total)} during {found.whole}.",
-                      f"{len(measures.compiles):,} events: {counted(events, measures.compiles)}",
+                      f"{plural(len(measures.compiles), 'event')}: {counted(events, measures.compiles)}",
                       "warm up before measuring, and keep the compile caches between starts", "warn")  # fmt: skip
     if len(measures.loads):
         total = int(length[measures.loads].sum())
         yield Finding(2, f"Device code was loaded for {duration(total)} during {found.whole}.",
-                      f"{len(measures.loads):,} events: {counted(events, measures.loads)}",
+                      f"{plural(len(measures.loads), 'event')}: {counted(events, measures.loads)}",
                       "warm up before measuring (first use loads; CUDA_MODULE_LOADING=EAGER loads at start)",
                       "warn" if total > WORTH_SAYING * found.figures["span_ns"] else "ok")  # fmt: skip
     if len(measures.compiled_calls) and not len(measures.compiles):

@@ -42,7 +42,7 @@ def _lost(found: Analysis) -> Iterator[Finding]:
         yield Finding(
             4,
             f"The recording is damaged: {'; '.join(lost.reasons)}.",
-            f"{found.events.total_events:,} events were read, at least {lost.events:,} were lost",
+            f"events read: {found.events.total_events:,}, lost: at least {lost.events:,}",
             "record again and let the profiler finish writing",
             "warn",
         )

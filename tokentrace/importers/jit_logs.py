@@ -98,7 +98,8 @@ def findings(log: JitLog) -> list[Finding]:
             Finding(
                 2,
                 f"The {compiler} cache: hits {counts['hit']}, misses {counts['miss']}, bypassed {counts['bypass']}.",
-                (f"hits saved {duration(saved)}; " if saved else "") + f"{len({e.key for e in looked if e.key})} keys"
+                (f"hits saved {duration(saved)}; " if saved else "")
+                + plural(len({event.key for event in looked if event.key}), "key")
                 + (f"; bypassed because: {reasons[0]}" if reasons else ""),
                 "the same key was missed again: the cache folder is not kept or not shared" if again else "",
                 "warn" if again or counts["bypass"] > counts["hit"] + counts["miss"] else "ok",

@@ -230,9 +230,9 @@ def _tool(parts: Parts, number: int, tool: _Tool, agents: list[_Agent], lost: Lo
 
 
 def _times(records: list[_Record]) -> tuple[Array, Array]:
-    limit = 2**62
-    return (np.array([min(max(r.start_timestamp, 0), limit) for r in records], np.int64),
-            np.array([min(max(r.end_timestamp, 0), limit) for r in records], np.int64))  # fmt: skip
+    limit = 2**63 - 1  # no clock shows this: such rows are dropped and counted with those of other recordings
+    return (np.array([min(max(r.start_timestamp, -limit), limit) for r in records], np.int64),
+            np.array([min(max(r.end_timestamp, -limit), limit) for r in records], np.int64))  # fmt: skip
 
 
 def _codes(interner: columns.Interner, values: list[Any]) -> Array:
