@@ -23,6 +23,7 @@ from tokentrace.attach import sockets
 from tokentrace.attach.found import Found, ServerProcess
 from tokentrace.attach.own_spans import advice, endpoint_of
 from tokentrace.attach.plan import plan
+from tokentrace.errors import AttachError
 
 TREES = {
     "one GPU": ([["VLLM::EngineCore", []]], [("api", ""), ("engine", "")]),
@@ -41,6 +42,10 @@ TREES = {
             ["VLLM::EngineCore_DP1", ["VLLM::Worker_DP1_TP0"]],
         ],
         [("api", ""), ("engine", "dp0"), ("engine", "dp1"), ("worker", "dp0 tp0"), ("worker", "dp1 tp0")],
+    ),
+    "data-parallel, and workers that do not say so": (
+        [["VLLM::EngineCore_DP0", ["VLLM::Worker"]], ["VLLM::EngineCore_DP1", ["VLLM::Worker_TP0"]]],
+        [("api", ""), ("engine", "dp0"), ("engine", "dp1"), ("worker", "dp0"), ("worker", "dp1 tp0")],
     ),
     "several API servers": (
         [["VLLM::ApiServer_0", []], ["VLLM::ApiServer_1", []], ["VLLM::EngineCore", []]],
@@ -89,6 +94,42 @@ def test_the_processes_of_a_server_and_what_each_one_does(name: str, tmp_path: P
         if name != "several API servers":
             assert found.processes[0].pid == process.pid
         assert all(one.python == f"3.{sys.version_info.minor}" for one in found.processes)
+
+
+def test_the_port_of_the_command_line_is_the_api_and_no_other(tmp_path: Path) -> None:
+    """What the stand-in listens on answers as an API would, and is not where it was told to serve."""
+    with socket.socket() as mine:  # bound, so that it is nobody else's, and nobody listens
+        mine.bind(("127.0.0.1", 0))
+        port = mine.getsockname()[1]
+        with standing_in(TREES["CPU"][0], tmp_path, "--port", str(port)) as (_, process):
+            found = attach.find(pid=process.pid)
+            assert (found.base_url, found.not_ready) == ("", f"its API does not listen on port {port} yet")
+            asked = tokentrace("attach", "--pid", str(process.pid), "Hi")
+            shown = tokentrace("attach", "--pid", str(process.pid), "--dry-run")
+            by_url = tokentrace("attach", f"http://127.0.0.1:{port}", "Hi")
+            mine.listen()  # it is another process's all the same
+            assert attach.find(pid=process.pid).base_url == ""
+    assert asked.returncode == by_url.returncode == 2 and shown.returncode == 0
+    assert f"a prompt cannot be sent: {found.not_ready}" in asked.stderr and "fix: wait" in asked.stderr
+    assert f"it takes no requests: {found.not_ready}" in shown.stdout and "Ray" not in shown.stdout
+    assert f"listens on port {port} of 127.0.0.1 yet: vLLM's process {process.pid}" in by_url.stderr
+
+
+def test_an_engine_core_without_its_api_server_is_none_and_its_ports_are_no_api() -> None:
+    code = (
+        "import socket, time; s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen(); print(flush=True); "
+        "time.sleep(600)"
+    )
+    command = ["VLLM::EngineCore", "-c", code]
+    with subprocess.Popen(command, executable=str(Path(sys.executable).resolve()), stdout=subprocess.PIPE) as core:
+        assert core.stdout is not None
+        core.stdout.readline()
+        found = attach.find(pid=core.pid)
+        told = tokentrace("attach", "--pid", str(core.pid), "Hi")
+        core.kill()
+    assert ([one.role for one in found.processes], found.base_url) == (["engine"], "")
+    assert f"no API server was found above process {core.pid}" in found.reason
+    assert told.returncode == 2 and found.reason in told.stderr and "fix: look at the server's log" in told.stderr
 
 
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path: Path) -> None:
@@ -159,7 +200,7 @@ def test_an_unknown_version_is_said(tmp_path: Path) -> None:
     del tmp_path
 
 
-def test_an_agent_that_waits_is_found_and_used(runtime: Path) -> None:
+def test_an_agent_that_waits_is_found_and_used(runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import sys, time; from tokentrace import agent; agent.start(sys.argv[1]); print(flush=True); time.sleep(600)"
     )
@@ -178,7 +219,17 @@ def test_an_agent_that_waits_is_found_and_used(runtime: Path) -> None:
         for method in ("auto", "agent"):
             with attach.open(found, method=method) as attached:
                 assert attached.depth == "agent" and attached.inside[0].way == ""
+                taken = plan(found)
+                assert f"another tokentrace (process {os.getpid()}) is attached" in taken.refused
+                assert taken.refused_fix and [one.way for one in taken.processes] == ["taken"]
+                with pytest.raises(AttachError) as error:
+                    attach.open(found)
+                assert str(error.value) == taken.refused
+                monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # of another session, whose lock says nothing
+                assert "connected to the agent" in plan(found).refused
+                monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
                 assert attached.close() == []
+            assert plan(found).refused == ""
         assert path.exists()  # one that waits stays
         process.kill()
     assert agent.running() is before

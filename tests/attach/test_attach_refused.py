@@ -18,8 +18,10 @@ from live_support import HERE, Program, tokentrace
 
 from tokentrace import attach
 from tokentrace.attach import private
+from tokentrace.attach.attached import METHODS
 from tokentrace.attach.found import ServerProcess
 from tokentrace.attach.obstacles import obstacle
+from tokentrace.attach.plan import plan
 from tokentrace.errors import AttachError, TokentraceError
 
 Start = Callable[..., Program]
@@ -70,7 +72,13 @@ def test_a_stopped_process(program: Start) -> None:
     running.process.send_signal(signal.SIGSTOP)
     while Path(f"/proc/{running.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         time.sleep(0.01)
-    refused(running.as_server, "is stopped")
+    found = obstacle(running.as_server)
+    assert found is not None and "is stopped" in found.reason
+    for method in METHODS:  # nothing could be asked of it, from outside neither
+        with pytest.raises(AttachError, match=f"process {running.pid} .server. is stopped") as error:
+            attach.open(running.found, method=method)
+        assert error.value.fix == f"let it go on: kill -CONT {running.pid}"
+        assert plan(running.found, method).refused == str(error.value)
 
 
 @pytest.mark.parametrize(("version", "word"), [("3.13t", "free-threaded"), ("3.9", "3.10 to 3.14"), ("", "no Python")])

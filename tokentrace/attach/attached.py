@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokentrace.agent_client import AgentClient
-from tokentrace.attach import private
+from tokentrace.attach import private, sockets
 from tokentrace.attach.found import Depth, Found, ServerProcess
 from tokentrace.attach.inject import Injected, Way, put_agent
-from tokentrace.attach.obstacles import PLUGIN_FIX, obstacle
+from tokentrace.attach.obstacles import PLUGIN_FIX, halted, obstacle
 from tokentrace.errors import AttachError, EngineError, UsageError
 from tokentrace.wording import listed
 
@@ -80,14 +80,35 @@ def check_method(method: str) -> None:
         raise UsageError(f"there is no method {method!r}", fix=f"choose one of {', '.join(METHODS)}")
 
 
+def refusal(found: Found, method: str) -> AttachError | None:
+    """Why `open` would refuse the server by any method that touches it, as far as that can be told; None if it would
+    not. Touches nothing."""
+    stopped = halted(found.processes)
+    if stopped is not None or method == "outside":
+        return stopped
+    first = found.processes[0].pid if found.processes else 0
+    other = private.holder_of(first) if first else ""
+    if other:
+        return AttachError(f"{other} is attached to process {first}", fix=private.END_FIRST)
+    for process in found.processes:
+        if process.pid in found.sockets and sockets.agent_is_taken(process.pid):
+            return AttachError(
+                f"another tokentrace is connected to the agent in process {process.pid}", fix=private.END_FIRST
+            )
+    return None
+
+
 def open(found: Found, *, method: str = "auto") -> Attached:
     """Connect to the agents that wait in the server, or put them into its processes, or stay outside.
 
     `method`: auto takes the deepest way that works and falls back to "outside" with its reason; agent, borrow and gdb
-    must work; outside touches no process. Raises AttachError: the method asked for does not work, or another tokentrace
-    is attached. UsageError: no such method.
+    must work in every process; outside touches no process. Raises AttachError: the method asked for does not work,
+    another tokentrace is attached, or a process of the server is stopped. UsageError: no such method.
     """
     check_method(method)
+    stopped = halted(found.processes)
+    if stopped is not None:
+        raise stopped
     if method == "outside":
         return Attached(found, "outside", reason="--method outside was asked for", fix="leave --method outside out")
     if not found.processes:

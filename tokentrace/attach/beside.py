@@ -96,7 +96,7 @@ def _whole(pid: int) -> attach.Found | None:
         pids = {one.pid for one in found.processes}
         if pids != seen or not pids <= set(found.sockets):
             seen, since = pids, time.monotonic()
-        elif _answers(found) or (not found.base_url and time.monotonic() - since >= SETTLED_S):
+        elif _answers(found) or (not found.base_url and not found.not_ready and time.monotonic() - since >= SETTLED_S):
             return found
         time.sleep(LOOK_S)
     return None

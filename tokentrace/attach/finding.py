@@ -17,6 +17,8 @@ from tokentrace.client.causes import one_line
 from tokentrace.client.settings import Endpoint
 from tokentrace.errors import AttachError
 
+#: Where vLLM serves when it is not told (vllm/entrypoints/openai/cli_args.py).
+_DEFAULT_PORT = 8000
 _THERE = "run tokentrace attach on that machine, as the user who runs the server"
 
 
@@ -69,11 +71,10 @@ def _of_pid(pid: int, url: str | Endpoint | None) -> Found:
         )
     if url is not None:
         return _server(with_version(url), *top, set())
-    ports = _ports(top)
-    if not ports and looked.uid != os.geteuid():
+    front, not_ready = _front(*top)
+    if front is None and looked.uid != os.geteuid():
         return _without_ports(_server(None, *top, set()), looked)
-    answering = next((one for one in ports if ask(one).serves), ports[0] if ports else None)
-    return _server(answering, *top, set())
+    return _server(front, *top, set(), not_ready)
 
 
 def _nothing_there(pid: int) -> str:
@@ -97,24 +98,51 @@ def _without_ports(found: Found, looked: roles.Looked) -> Found:
     )
 
 
-def _ports(top: tuple[roles.Looked, str]) -> list[Endpoint]:
-    """Where the server's processes listen, the port of its command line first."""
-    looked, engine = top
-    members = roles.members(looked, engine, ())
-    pids = {looked.pid, *(one.pid for one in members)}
-    listening = sockets.listeners(looked.pid)
-    held = set().union(*sockets.holders({one.inode for one in listening}, pids).values())
-    arguments = looked.arguments
-    named = next((word for flag, word in pairwise(arguments) if flag == "--port"), "8000")
-    found = []
-    for one in sorted(listening, key=lambda one: (str(one.port) != named, one.port)):
-        if one.inode in held:
-            host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(one.address, one.address)
-            found.append(with_version(f"http://[{host}]:{one.port}" if ":" in host else f"http://{host}:{one.port}"))
-    return found
+def _front(top: roles.Looked, engine: str) -> tuple[Endpoint | None, str]:
+    """Where the server's API listens; else None, and why it does not if that is known.
+
+    By the port of the command line where it names one. Of others only one that answers as an API is taken: torch and
+    ZMQ listen too. Engine cores and workers have no API.
+    """
+    fronts = {one.pid for one in roles.members(top, engine, ()) if one.role in ("api", "single")}
+    if not fronts:
+        return None, ""
+    listening = sockets.listeners(top.pid)
+    held = set().union(*sockets.holders({one.inode for one in listening}, {top.pid, *fronts}).values())
+    theirs = sorted((one for one in listening if one.inode in held), key=lambda one: one.port)
+    named = _port_of(top)
+    expected = named or (_DEFAULT_PORT if engine == "vllm" else 0)
+    for one in theirs:
+        if one.port == expected:
+            return _endpoint_at(one), ""
+    if not named:
+        for one in theirs:
+            endpoint = _endpoint_at(one)
+            if ask(endpoint).serves:
+                return endpoint, ""
+    if not roles.engine_of(top) or "--headless" in top.arguments:
+        return None, ""  # a program that uses the engine without HTTP
+    return None, f"its API does not listen{f' on port {expected}' if expected else ''} yet"
 
 
-def _server(endpoint: Endpoint | None, top: roles.Looked, engine: str, listening: set[int]) -> Found:
+def _port_of(top: roles.Looked) -> int:
+    """The port on the command line, 0 when it names none."""
+    for word, following in pairwise([*top.arguments, ""]):
+        name, equals, value = word.partition("=")
+        if name == "--port":
+            text = value if equals else following
+            return int(text) if text.isascii() and text.isdigit() else 0
+    return 0
+
+
+def _endpoint_at(one: sockets.Listener) -> Endpoint:
+    host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(one.address, one.address)
+    return with_version(f"http://[{host}]:{one.port}" if ":" in host else f"http://{host}:{one.port}")
+
+
+def _server(
+    endpoint: Endpoint | None, top: roles.Looked, engine: str, listening: set[int], not_ready: str = ""
+) -> Found:
     processes = roles.members(top, engine, listening)
     if not processes:
         raise AttachError(f"process {top.pid} has ended", fix="look at the server's log, and start it again")
@@ -122,14 +150,19 @@ def _server(endpoint: Endpoint | None, top: roles.Looked, engine: str, listening
     for one in processes:
         version = version or versions.installed(one.pid, engine)
     agents = sockets.agent_sockets(one.pid for one in processes)
-    reason, fix = _whole(processes, engine)
-    return Found(
-        endpoint.base_url if endpoint is not None else "", engine, version, tuple(processes), agents, reason, fix
-    )
+    reason, fix = ("", "") if not_ready else _whole(processes, engine)
+    url = endpoint.base_url if endpoint is not None else ""
+    return Found(url, engine, version, tuple(processes), agents, reason, fix, not_ready)
 
 
 def _whole(processes: list[ServerProcess], engine: str) -> tuple[str, str]:
     """What is missing in the tree, if anything is."""
+    if engine == "vllm" and not any(one.role in ("api", "single") for one in processes):
+        return (
+            f"no API server was found above process {processes[0].pid} ({processes[0].title}): it has ended, or runs "
+            "elsewhere",
+            "look at the server's log, and start it again; if it runs elsewhere, attach there",
+        )
     if engine == "vllm" and not any(one.role in ("engine", "single") for one in processes):
         return (
             "the engine's process was not found below the API server",
@@ -141,6 +174,13 @@ def _whole(processes: list[ServerProcess], engine: str) -> tuple[str, str]:
 def _no_listener(endpoint: Endpoint) -> Found:
     told = ask(endpoint)
     if told.error is not None and told.error.check == "TT803":
+        starting = _starting_at(endpoint.port)
+        if starting:
+            raise AttachError(
+                f"nothing listens on port {endpoint.port} of {endpoint.host} yet: vLLM's process {starting}, which is "
+                "to serve there, runs",
+                fix="wait until its log says that the application has started",
+            )
         raise AttachError(
             f"nothing listens on port {endpoint.port} of {endpoint.host}",
             fix="start the server, or check the port: ss -tlnp",
@@ -152,6 +192,15 @@ def _no_listener(endpoint: Endpoint) -> Found:
         _beyond(),
         told,
     )
+
+
+def _starting_at(port: int) -> int:
+    """The process of a vLLM server whose command line says that it serves there, 0 when there is none."""
+    for pid in proc.all_pids():
+        one = roles.look(pid)
+        if one is not None and roles.engine_of(one) == "vllm" and len(one.arguments) > 1 and _port_of(one) == port:
+            return pid
+    return 0
 
 
 def _beyond() -> str:

@@ -9,6 +9,8 @@ from typing import Literal
 Depth = Literal["outside", "agent", "injected"]
 #: api: HTTP and text. engine: queue and scheduler. worker: the model. single: all of it in one process.
 Role = Literal["api", "engine", "worker", "single"]
+#: What each role is called.
+PARTS: dict[Role, str] = {"api": "API server", "engine": "engine core", "worker": "worker", "single": "server"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +39,5 @@ class Found:
     #: Why no process can be looked into, "" when it can.
     reason: str = ""
     fix: str = ""
+    #: Why it takes no requests yet, "" when it does or that is not known.
+    not_ready: str = ""

@@ -6,15 +6,18 @@ asked for by name goes on.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import pwd
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokentrace.attach import proc
-from tokentrace.attach.found import ServerProcess
+from tokentrace.attach.found import PARTS, ServerProcess
+from tokentrace.errors import AttachError
 
 #: Tried on all of these, x86-64 and glibc.
 OLDEST, NEWEST = (3, 10), (3, 14)
@@ -56,8 +59,25 @@ def _identity(process: ServerProcess) -> Obstacle | None:
     state = proc.status(process.pid).state
     if state in ("Z", "X") or abs(proc.started(process.pid) - process.started) > 2.0:
         return _gone(process)
-    if state == "T":
-        return Obstacle(f"process {process.pid} is stopped", f"let it go on: kill -CONT {process.pid}")
+    return _stopped(process)
+
+
+def _stopped(process: ServerProcess) -> Obstacle | None:
+    if proc.status(process.pid).state != "T":
+        return None
+    return Obstacle(f"process {process.pid} is stopped", f"let it go on: kill -CONT {process.pid}")
+
+
+def halted(processes: Iterable[ServerProcess]) -> AttachError | None:
+    """The first of a server's processes that is stopped, or None: such a server answers nobody."""
+    for process in processes:
+        with contextlib.suppress(OSError):
+            stopped = _stopped(process)
+            if stopped is not None:
+                what = PARTS[process.role] + (f" {process.rank}" if process.rank else "")
+                return AttachError(
+                    f"process {process.pid} ({what}) is stopped, so that the server answers nobody", fix=stopped.fix
+                )
     return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from tokentrace.attach.attached import check_method
+from tokentrace.attach.attached import check_method, refusal
 from tokentrace.attach.debugger import found as gdb_found
 from tokentrace.attach.found import Depth, Found, Role, ServerProcess
 from tokentrace.attach.inject import ways_for
@@ -38,7 +38,8 @@ _FROM_INSIDE = {
 
 @dataclass(frozen=True, slots=True)
 class PlannedProcess:
-    """`way`: how the agent gets in: waits (it is there), borrow, remote_exec, gdb; "" not at all, as `reason` says."""
+    """`way`: how the agent gets in: waits (it is there), borrow, remote_exec, gdb; "" not at all, as `reason` says.
+    taken: there is one, and attaching is refused, as the plan says."""
 
     process: ServerProcess
     way: str
@@ -59,7 +60,7 @@ class PlannedLayer:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`wraps`: role -> functions, as "module:Class.function"."""
+    """`wraps`: role -> functions, as "module:Class.function". `refused`: why attaching is refused as things stand."""
 
     found: Found
     method: str
@@ -69,6 +70,8 @@ class Plan:
     processes: list[PlannedProcess] = field(default_factory=list)
     wraps: dict[str, list[str]] = field(default_factory=dict)
     layers: list[PlannedLayer] = field(default_factory=list)
+    refused: str = ""
+    refused_fix: str = ""
 
     def to_json(self) -> dict[str, Any]:
         found = self.found
@@ -77,6 +80,7 @@ class Plan:
             "url": found.base_url,
             "engine": found.engine,
             "version": found.version,
+            "not_ready": found.not_ready,
             "method": self.method,
             "depth": self.depth,
             "reason": self.reason,
@@ -86,6 +90,8 @@ class Plan:
             ],
             "wraps": self.wraps,
             "layers": [asdict(one) for one in self.layers],
+            "refused": self.refused,
+            "refused_fix": self.refused_fix,
         }
 
 
@@ -109,7 +115,11 @@ def plan(found: Found, method: str = "auto", *, watching: bool = False, told: bo
     layers = [_layer(one, depth, reason, fix, watching) for one in load()]
     if told and watching and depth == "outside":
         layers = [replace(one, seen=True, what=_TOLD, fix="") if one.number == 6 else one for one in layers]
-    return Plan(found, method, depth, reason, fix, processes, wraps, layers)
+    against_all = refusal(found, method)
+    refused, refused_fix = (str(against_all), against_all.fix) if against_all is not None else ("", "")
+    if against_all is not None:
+        processes = [replace(one, way="taken") if one.way == "waits" else one for one in processes]
+    return Plan(found, method, depth, reason, fix, processes, wraps, layers, refused, refused_fix)
 
 
 def _process(found: Found, process: ServerProcess, method: str) -> PlannedProcess:

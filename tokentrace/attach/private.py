@@ -25,6 +25,7 @@ from tokentrace.attach import proc
 from tokentrace.errors import AttachError
 
 AUDIT = "audit.log"
+END_FIRST = "end that one first"
 #: A socket's path may have 107 bytes (unix(7)); a name of ours takes up to 40 of them.
 _LONGEST = 65
 _MOST_AUDIT_BYTES = 1 << 20
@@ -44,13 +45,17 @@ class Folder:
 
 def own_folder() -> Path:
     """Our private folder, made if need be. Raises AttachError when it cannot be trusted."""
+    return _checked(_own_place())
+
+
+def _own_place() -> Path:
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if runtime and Path(runtime).is_dir() and len(runtime) <= _LONGEST - len("/tokentrace"):
-        return _checked(Path(runtime) / "tokentrace")
+        return Path(runtime) / "tokentrace"
     temporary = tempfile.gettempdir()
     if len(temporary) > _LONGEST - len("/tokentrace-1234567890"):
         temporary = "/tmp"
-    return _checked(Path(temporary) / f"tokentrace-{os.geteuid()}")
+    return Path(temporary) / f"tokentrace-{os.geteuid()}"
 
 
 def folder_for(pid: int) -> Folder:
@@ -100,6 +105,20 @@ def only_one(pid: int) -> Iterator[None]:
         os.close(descriptor)
 
 
+def holder_of(pid: int) -> str:
+    """Which tokentrace is attached to process `pid`, as "another tokentrace (process N)"; "" when none is by our
+    folder. Changes nothing."""
+    path = _own_place() / f"attach-{pid}.lock"
+    try:
+        return "" if _free(path) else _other(path.read_text(encoding="ascii", errors="replace"))
+    except OSError:
+        return ""
+
+
+def _other(held_by: str) -> str:
+    return f"another tokentrace (process {held_by.strip() or 'unknown'})"
+
+
 def _locked(path: Path, pid: int) -> int:
     """The open, locked file at `path`: not one that its last holder has just removed."""
     while True:
@@ -111,11 +130,9 @@ def _locked(path: Path, pid: int) -> int:
         except FileNotFoundError:
             pass
         except BlockingIOError:
-            holder = os.read(descriptor, 20).decode("ascii", "replace").strip() or "unknown"
+            other = _other(os.read(descriptor, 20).decode("ascii", "replace"))
             os.close(descriptor)
-            raise AttachError(
-                f"another tokentrace (process {holder}) is attached to process {pid}", fix="end that one first"
-            ) from None
+            raise AttachError(f"{other} is attached to process {pid}", fix=END_FIRST) from None
         os.close(descriptor)
 
 

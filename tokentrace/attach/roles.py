@@ -129,14 +129,19 @@ def members(top: Looked, engine: str, listening: Iterable[int]) -> list[ServerPr
         roles.pop(top.pid, None)  # it only watches the API servers it made
     if list(roles.values()) == ["api"]:
         roles[top.pid] = "single"
-    found = [_process(one, roles[one.pid]) for one, _ in tree if one.pid in roles]
+    ranks: dict[int, str] = {}
+    for one, above in tree:  # parents first: a worker that does not say so is of the rank of its engine
+        own, engine_s = _rank(one), ranks.get(above, "") if roles.get(one.pid) == "worker" else ""
+        ranks[one.pid] = own if "dp" in own else f"{engine_s} {own}".strip()
+    found = [_process(one, roles[one.pid], ranks[one.pid]) for one, _ in tree if one.pid in roles]
     order = {"api": 0, "single": 0, "engine": 1, "worker": 2}
     return sorted((one for one in found if one is not None), key=lambda one: (order[one.role], one.rank, one.pid))
 
 
 def _role(one: Looked, above: int, engine: str, roles: dict[int, Role], titled: bool, listens: set[int]) -> Role | None:
     if not roles:
-        return "single" if engine == "tokentrace" else "api"
+        # An engine core whose API server has ended is the first of what is left.
+        return "single" if engine == "tokentrace" else _kind(one) or "api"
     if any(word in one.title for word in _HELPERS) or engine == "tokentrace":
         return None
     kind = _kind(one)
@@ -159,7 +164,11 @@ def _kind(one: Looked) -> Role | None:
     return None
 
 
-def _process(one: Looked, role: Role) -> ServerProcess | None:
+def _rank(one: Looked) -> str:
+    return " ".join(part.lower() for part in _RANK.findall(one.title.split()[0]))
+
+
+def _process(one: Looked, role: Role, rank: str) -> ServerProcess | None:
     try:
         started = proc.started(one.pid)
     except OSError:
@@ -168,7 +177,6 @@ def _process(one: Looked, role: Role) -> ServerProcess | None:
     with contextlib.suppress(OSError):
         executable = proc.executable(one.pid)
         python = versions.python_of(one.pid, executable)
-    rank = " ".join(part.lower() for part in _RANK.findall(one.title.split()[0]))
     return ServerProcess(one.pid, role, one.title, started, python, executable, rank)
 
 

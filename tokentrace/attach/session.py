@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tokentrace import session, workflow
 from tokentrace.agent_client import AgentClient, AgentGroup
 from tokentrace.attach import progress
+from tokentrace.attach.obstacles import halted
 
 if TYPE_CHECKING:
     from tokentrace.attach.found import Depth, Found
@@ -42,9 +43,13 @@ def ask(
     """Send the prompt to `settings.endpoint` and trace it as deeply as was attached: twice, with `settings.once` or
     from outside once. `steps` of the deep request's are profiled.
 
-    Raises UsageError for a prompt that cannot be sent; a request that fails is `error` of the result.
+    Raises UsageError for a prompt that cannot be sent, AttachError when a process of the server is stopped; a request
+    that fails is `error` of the result.
     """
     workflow.check_prompt(prompt)
+    stopped = halted(attached.found.processes)
+    if stopped is not None:
+        raise stopped  # the prompt would wait for an answer until its timeout
     assert settings.endpoint is not None, "an attached server has an endpoint"
     agent = AgentGroup(attached.agents) if attached.agents else None
     prompt.options = {"with_text": True, "ops": {"steps": steps}, **prompt.options}
@@ -62,6 +67,10 @@ def ask(
     )
     note(outcome.trace.meta, attached, agent)
     if outcome.error is None:
+        return workflow.conclude(outcome, settings)
+    stopped = halted(attached.found.processes)
+    if stopped is not None:  # meanwhile: that is why there was no answer
+        outcome.error = stopped
         return workflow.conclude(outcome, settings)
     # A server that answers and an engine that stands still look alike to a client; the engine's counters tell.
     stands = progress.look(settings.endpoint)

@@ -6,7 +6,7 @@ import contextlib
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,14 +86,25 @@ def agent_sockets(pids: Iterable[int]) -> dict[int, str]:
     """Process -> path by which we reach the socket of the agent that waits in it."""
     found = {}
     for pid in pids:
-        mine = socket_inodes(pid)
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{pid}/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
-                words = line.split(None, 7)
-                listens = len(words) == 8 and int(words[3], 16) & _UNIX_LISTENING
-                if listens and int(words[6]) in mine and _AGENT.fullmatch(words[7]):
-                    found[pid] = str(proc.inside(pid, words[7]))
+        for path, listens in _agents_of(pid):
+            if listens:
+                found[pid] = str(proc.inside(pid, path))
     return found
+
+
+def agent_is_taken(pid: int) -> bool:
+    """Whether somebody is connected to the agent in the process. A connection bears the listener's path (unix(7))."""
+    return any(not listens for _, listens in _agents_of(pid))
+
+
+def _agents_of(pid: int) -> Iterator[tuple[str, bool]]:
+    """(path, whether it listens) of the process's unix sockets that an agent made."""
+    mine = socket_inodes(pid)
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
+            words = line.split(None, 7)
+            if len(words) == 8 and int(words[6]) in mine and _AGENT.fullmatch(words[7]):
+                yield words[7], bool(int(words[3], 16) & _UNIX_LISTENING)
 
 
 def local_addresses(host: str) -> list[str] | None:

@@ -25,6 +25,8 @@ def _say_depth(say: Callable[[str], None], one: Attached | Plan) -> None:
     """What was found, how deep that lets us look, and why not deeper."""
     for sentence in about(one.found):
         say(sentence)
+    if one.found.not_ready:
+        say(f"  it takes no requests: {one.found.not_ready}")
     say(f"depth: {one.depth}")
     if one.reason:
         say(f"  not deeper: {one.reason}")
@@ -63,9 +65,10 @@ def about(found: Found) -> list[str]:
 
 
 def _named(process: Any) -> str:
-    role = {"api": "API server", "engine": "engine core", "worker": "worker", "single": "server"}[process.role]
+    from tokentrace.attach.found import PARTS
+
     rank = f" {process.rank}" if process.rank else ""
-    return f"{role}{rank} (process {process.pid}, Python {process.python or 'unknown'})"
+    return f"{PARTS[process.role]}{rank} (process {process.pid}, Python {process.python or 'unknown'})"
 
 
 def show_plan(plan: Plan, console: Console, *, as_json: bool) -> None:
@@ -77,10 +80,15 @@ def show_plan(plan: Plan, console: Console, *, as_json: bool) -> None:
         return
 
     say = _speaker(console)
+    if plan.refused:
+        say(f"attaching is refused now: {plan.refused}")
+        say(f"  fix: {plan.refused_fix}")
     _say_depth(say, plan)
     say("processes:" if plan.processes else "processes: none that can be looked into")
     for one in plan.processes:
-        way = {"waits": "an agent waits there", "": "left alone"}.get(one.way, f"an agent would be put in ({one.way})")
+        way = {"waits": "an agent waits there", "taken": "its agent is taken", "": "left alone"}.get(
+            one.way, f"an agent would be put in ({one.way})"
+        )
         say(f"  {_named(one.process)}: {way}{': ' + one.reason if one.reason else ''}")
     if plan.wraps:
         say("would wrap, and put back at the end:")

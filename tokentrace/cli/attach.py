@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tokentrace.session import Ask
     from tokentrace.workflow import Run, Settings
 
+_WAIT = "wait until the server's log says that the application has started; or give its URL, if it is another one"
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "ms": 0.001}
 
 
@@ -232,8 +233,8 @@ def _reached(asked: _Asked, found: Found, endpoint: Endpoint | None) -> Endpoint
         return _resolved(asked, found.base_url)
     if not asked.watching:
         raise UsageError(
-            f"a prompt cannot be sent: {found.reason or 'this process listens on no port'}",
-            fix=found.fix or "watch it: --for 30s",
+            f"a prompt cannot be sent: {found.not_ready or found.reason or 'this process listens on no port'}",
+            fix=_WAIT if found.not_ready else found.fix or "watch it: --for 30s",
         )
     return None
 
