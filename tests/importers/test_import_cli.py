@@ -19,9 +19,10 @@ MAIN = "from tokentrace.cli import main; main()"
 TINY = recordings.SMALL / "a100_simple_add_small.json.gz"
 
 
-def run_import(*arguments: str | Path) -> str:
+def run_import(*arguments: str | Path, **more: str) -> str:
+    env = {**{key: value for key, value in os.environ.items() if key != "COLUMNS"}, **more}
     done = subprocess.run([sys.executable, "-c", MAIN, "import", *map(str, arguments)], capture_output=True, text=True,
-                          timeout=240, check=False)  # fmt: skip
+                          timeout=240, check=False, env=env)  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -47,6 +48,13 @@ def test_the_json_names_figures_lost_and_the_facts_of_layers() -> None:
     three = next(layer for layer in found["layers"] if layer["layer"] == 3)
     assert set(three["facts"]) == {"own_ns", "share", "evidence"}
     assert 0 < three["facts"]["own_ns"] < found["figures"]["span_ns"] and three["facts"]["evidence"] > 0
+
+
+def test_findings_keep_to_a_width_that_was_asked_for() -> None:
+    whole, narrow = (text[text.index("[ok]") :] for text in (run_import(TINY), run_import(TINY, COLUMNS="40")))
+    assert max(map(len, whole.splitlines())) > 80, "a pipe gets whole lines"
+    long = [line for line in narrow.splitlines() if len(line) > 40 and " " in line.strip()]
+    assert not long and narrow.split() == whole.split()
 
 
 def test_each_finding_shows_its_evidence() -> None:

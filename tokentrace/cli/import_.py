@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import re
+import shutil
 import sys
+import textwrap
 import time
 from dataclasses import replace
 from decimal import Decimal
@@ -330,8 +332,18 @@ def _step(step: dict[str, Any]) -> str:
 
 def _print_findings(findings: list[Finding]) -> None:
     for finding in findings:
-        click.echo(f"[{finding.status}] layer {finding.layer}: {finding.sentence}")
+        _echo(f"[{finding.status}] layer {finding.layer}: {finding.sentence}", "  ")
         if finding.evidence:
-            click.echo(f"    evidence: {finding.evidence}")
+            _echo(f"    evidence: {finding.evidence}", "      ")
         if finding.fix:
-            click.echo(f"    fix: {finding.fix}")
+            _echo(f"    fix: {finding.fix}", "      ")
+
+
+def _echo(line: str, indent: str) -> None:
+    """The line, wrapped at the width of the terminal or at COLUMNS; whole where neither is known, as in a pipe."""
+    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
+        width = max(20, shutil.get_terminal_size().columns)
+        begin = line[: len(line) - len(line.lstrip())]
+        line = textwrap.fill(line.lstrip(), width, initial_indent=begin, subsequent_indent=indent,
+                             break_long_words=False, break_on_hyphens=False)  # fmt: skip
+    click.echo(line)

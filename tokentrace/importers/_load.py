@@ -193,8 +193,8 @@ def _label(path: Path, events: Events, taken: Sequence[str]) -> str:
 def _nothing(files: list[Path], rank: int | None, refused: list[str], others: list[int | None]) -> UsageError:
     known = sorted({r for r in others if r is not None})
     if rank is not None and others:
-        have = f"ranks {', '.join(map(str, known))}" if known else "no rank named in them"
-        return UsageError(f"rank {rank} is not among the recordings", fix=f"there are {have}")
+        have = f"there are ranks {', '.join(map(str, known))}" if known else "none of them names its rank"
+        return UsageError(f"rank {rank} is not among the recordings", fix=have)
     if refused:
         return UsageError(
             f"none of {len(files)} files could be imported: {refused[0]}",
