@@ -268,6 +268,50 @@ def test_the_slowest_part_is_named_with_the_operator_inside() -> None:
     assert waiting.slowest == "`queue wait` (layer 6) took 900 ms, 94 % of the request."
 
 
+def test_a_decode_step_with_anothers_prompt_in_its_batch_is_one_of_the_requests_decode_steps() -> None:
+    once = request_pass("once", steps=6)
+    steps = [r for r in once.records if r.name == "step"]
+    more = {"tokentrace.step.phase": "mixed", "tokentrace.step.batch_size": 2, "tokentrace.step.scheduled_tokens": 38}
+    steps[3].attributes.update(more)
+    found = run([once])
+    assert [s.role for s in found.steps] == ["prefill", *["decode"] * 5] and found.steps[3].phase == "mixed"
+    assert found.slowest.startswith("Decoding took 50.0 ms, 54 % of the request: 5 steps of 10.0 ms (median); inside")
+    edge = steps[3].end_ns
+    for record in once.records:
+        record.end_ns += 30 * MS * (record.end_ns >= edge)
+        record.start_ns += 30 * MS * (record.start_ns >= edge)
+    once.end_ns += 30 * MS
+    assert "the longest 40.0 ms (step 103), which also held the prefill of another request (37 tokens)" in (
+        run([once]).slowest
+    )
+    steps[3].attributes["tokentrace.step.siblings"] = 1
+    assert "which also held the prefill of its other replies (37 tokens)" in run([once]).slowest
+
+
+def test_a_prompt_that_shares_its_step_with_others_decoding_is_a_prefill() -> None:
+    once = request_pass("once", steps=2, prefill_ms=80)
+    (first, second) = (r for r in once.records if r.name == "step")
+    first.attributes.update({"tokentrace.step.phase": "mixed", "tokentrace.step.batch_size": 3,
+                             "tokentrace.step.scheduled_tokens": 6, "tokentrace.step.request_tokens": 4})  # fmt: skip
+    second.attributes.update({"tokentrace.step.phase": "mixed", "tokentrace.step.request_tokens": 3})
+    found = run([once])
+    assert [s.role for s in found.steps] == ["prefill", "prefill"], "the prompt has seven tokens"
+    second.attributes["tokentrace.step.phase"] = "decode"
+    assert "1 step of 4 tokens, which also held decoding of other requests (2 tokens)" in run([once]).slowest
+
+
+def test_a_step_under_way_when_the_request_ends_gives_the_reply_nothing() -> None:
+    once = request_pass("once", steps=4, deep=False)
+    last = max((r for r in once.records if r.name == "step"), key=lambda r: r.start_ns)
+    for record in once.records:
+        if record.envelope:
+            record.end_ns = min(record.end_ns, last.start_ns + 9 * MS)
+    found = run([once])
+    assert [s.after_end for s in found.steps] == [False, False, False, True]
+    assert found.slowest.startswith("Prefill took 40.0 ms")
+    assert not any(s.after_end for s in run([request_pass("once", steps=4)]).steps)
+
+
 def test_a_reply_of_one_token_that_was_cut_off_is_counted_in_the_singular() -> None:
     once = request_pass("once", steps=1)
     assert once.exchange is not None

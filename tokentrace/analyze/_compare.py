@@ -60,8 +60,8 @@ def dilation(deep: PassView, warm: PassView) -> float | None:
 
 def step_dilation(deep: list[StepRow], warm: list[StepRow], phase: str) -> float | None:
     """Ratio of median step times of one phase; None when either pass has no such step."""
-    stretched = [s.wall_ns for s in deep if s.phase == phase]
-    plain = [s.wall_ns for s in warm if s.phase == phase]
+    stretched = [s.wall_ns for s in deep if s.took_part_as(phase)]
+    plain = [s.wall_ns for s in warm if s.took_part_as(phase)]
     if not stretched or not plain or median(plain) <= 0:
         return None
     return float(median(stretched) / median(plain))

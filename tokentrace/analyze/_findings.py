@@ -214,7 +214,7 @@ def _dilation(trace: Trace, found: Analysis) -> Iterator[Finding]:
     for phase in ("prefill", "decode"):
         ratio = _compare.step_dilation(deep.steps, warm.steps, phase)
         if ratio is not None:
-            many = sum(step.phase == phase for step in deep.steps) > 1
+            many = sum(step.took_part_as(phase) for step in deep.steps) > 1
             parts.append(f"{phase} steps {ratio:.2f} times (median)" if many else f"the {phase} step {ratio:.2f} times")
     status = "warn" if deep.dilation > STRETCHED else "ok"
     times = f"{deep.dilation:.2f} times its warm time"
@@ -288,7 +288,7 @@ def _bursts(trace: Trace, found: Analysis) -> Iterator[Finding]:
     intervals = [b - a for a, b in pairwise(times)]
     mean = (times[-1] - times[0]) / len(intervals)
     together = sum(1 for i in intervals if i < mean / 10)
-    decode = [s.wall_ns for s in main.steps if s.phase == "decode"]
+    decode = [s.wall_ns for s in main.steps if s.took_part_as("decode")]
     at_once = times[-1] - times[0] < main.wall_ns / 20 and (not decode or sum(decode) > 4 * (times[-1] - times[0]))
     if at_once:
         known = f"; its decode steps took {duration(sum(decode))}" if decode else ""
@@ -325,7 +325,8 @@ def _step_before(found: Analysis, arrival_ns: int) -> str:
         return ""
     step = ended[-1]
     which = f"step {step.index}" if step.index is not None else "its step"
-    return f"{which} ({step.phase}) took {duration(step.wall_ns)}"
+    also = ", with another's prompt in its batch" if step.phase == "mixed" and step.role == "decode" else ""
+    return f"{which} ({step.role or step.phase}{also}) took {duration(step.wall_ns)}"
 
 
 def _stitching(trace: Trace, found: Analysis) -> Iterator[Finding]:

@@ -76,8 +76,8 @@ def slowest(
     """Which part took most of the wall time, and where in it. `operators_own_ns`: of all operators and kernels, in the
     pass of `top`."""
     candidates: list[tuple[int, str, str]] = []  # the time, what took it, and where in it
-    for phase, title in (("prefill", "Prefill"), ("decode", "Decoding"), ("mixed", "Mixed prefill and decode")):
-        chosen = [s for s in steps if s.phase == phase]
+    for role, title in (("prefill", "Prefill"), ("decode", "Decoding"), ("mixed", "Mixed prefill and decode")):
+        chosen = [s for s in steps if s.took_part_as(role)]
         if chosen:
             spent = sum(s.wall_ns for s in chosen)
             candidates.append((spent, title, f": {_steps_text(chosen)}"))
@@ -157,11 +157,26 @@ def _whole(trace: Trace, view: PassView) -> str:
 def _steps_text(chosen: list[StepRow]) -> str:
     if len(chosen) == 1:
         tokens = chosen[0].tokens
-        return "1 step" + (f" of {plural(tokens, 'token')}" if tokens is not None else "")
+        text = "1 step" + (f" of {plural(tokens, 'token')}" if tokens is not None else "")
+        return text + (f", which also held {others}" if (others := _others(chosen[0])) else "")
     middle = median(s.wall_ns for s in chosen)
     worst = max(chosen, key=lambda s: s.wall_ns)
     text = f"{len(chosen)} steps of {duration(middle)} (median)"
     if worst.wall_ns > 2 * middle:
         which = f" (step {worst.index})" if worst.index is not None else ""
         text += f", the longest {duration(worst.wall_ns)}{which}"
+        if others := _others(worst):
+            text += f", which also held {others}"
     return text
+
+
+def _others(step: StepRow) -> str:
+    """What else was in a step that was a prefill for some of its batch and a decode for others."""
+    if step.phase != "mixed" or step.role not in ("prefill", "decode"):
+        return ""
+    others = (step.batch_size or 0) - 1
+    whose = "its other replies" if others == step.siblings else "another request" if others == 1 else "other requests"
+    count = ""
+    if step.batch_tokens is not None and step.tokens is not None:
+        count = f" ({plural(step.batch_tokens - step.tokens, 'token')})"
+    return f"{'the prefill' if step.role == 'decode' else 'decoding'} of {whose}{count}"

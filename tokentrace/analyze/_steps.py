@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tokentrace.analyze._passes import PassView, name_of
+from tokentrace.analyze._passes import NONE, PassView, name_of
 from tokentrace.model import Trace
 
 
@@ -26,9 +26,15 @@ class StepRow:
     token_id: int | None
     preempted: int
     siblings: int = 0  # of the batch: replies to the same request, where it asked for several
+    role: str = ""  # what it did for this request, prefill or decode, where `phase` is that of the whole batch
+    after_end: bool = False  # it was under way when the request ended: nothing of it is in the reply
 
     def as_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
+
+    def took_part_as(self, role: str) -> bool:
+        """Whether it is one of the request's prefill, decode or (not known which) mixed steps."""
+        return (self.role or self.phase) == role and not self.after_end
 
 
 @dataclass(slots=True)
@@ -59,7 +65,7 @@ def steps(trace: Trace, view: PassView) -> list[StepRow]:
             length = trace.end_ns[row] - trace.start_ns[row]
             name = name_of(trace, row)
             inside[parent][name] = inside[parent].get(name, 0) + length
-    result = []
+    result: list[StepRow] = []
     for row in rows:
         told = trace.attributes(row)
 
@@ -82,9 +88,32 @@ def steps(trace: Trace, view: PassView) -> list[StepRow]:
                 token_id=number("tokentrace.token.id"),
                 preempted=number("tokentrace.step.preempted") or 0,
                 siblings=number("tokentrace.step.siblings") or 0,
+                after_end=_after_end(trace, view, row),
             )
         )
+        result[-1].role = _role(result, view.exchange.get("input_tokens"))
     return result
+
+
+def _after_end(trace: Trace, view: PassView, row: int) -> bool:
+    if view.chat == NONE or trace.end_ns[row] < view.end_ns:
+        return False
+    return trace.end_ns[row] > view.end_ns or "tokentrace.clamped_ns" in trace.attributes(row)
+
+
+def _role(so_far: list[StepRow], prompt: Any) -> str:
+    """What the last of these steps did for its request. A batch may hold prompts of some and single tokens of others;
+    and a long prompt may go through several steps."""
+    step = so_far[-1]
+    if step.phase != "mixed":
+        return step.phase
+    if step.cached_tokens is not None:  # told of a request's first step only
+        return "prefill"
+    before = so_far[:-1]
+    if step.tokens is None or not before:
+        return ""
+    done = sum(one.tokens or 0 for one in before) + (before[0].cached_tokens or 0)
+    return "prefill" if isinstance(prompt, int) and done < prompt else "decode"
 
 
 def decoded(trace: Trace, view: PassView) -> list[tuple[int, str]]:

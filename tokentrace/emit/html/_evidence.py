@@ -41,11 +41,12 @@ def evidence(trace: Trace, found: Analysis, finding: FindingRow) -> dict[str, An
 
 def slowest_row(trace: Trace, found: Analysis, sentence: str) -> dict[str, Any] | None:
     """The span behind the report's main sentence: the longest step of the phase it names, or the span it names."""
-    for word, phase in (("Prefill", "prefill"), ("Decoding", "decode"), ("Mixed", "mixed")):
+    for word, role in (("Prefill", "prefill"), ("Decoding", "decode"), ("Mixed", "mixed")):
         if sentence.startswith(word):
+            meant = {one.start_ns for one in found.main.steps if one.took_part_as(role)}
             rows = [
                 row for row in found.main.view.rows
-                if name_of(trace, row) == "step" and trace.attributes(row).get("tokentrace.step.phase") == phase
+                if name_of(trace, row) == "step" and trace.start_ns[row] - found.main.view.start_ns in meant
             ]  # fmt: skip
             if rows:
                 return _told(trace, found, max(rows, key=lambda row: _length(trace, row)), "the longest")
