@@ -171,9 +171,55 @@ def test_a_tokentrace_killed_in_mid_injection_harms_nobody(program: Start, tmp_p
             tokentrace.stdout.readline()
             time.sleep(random.uniform(0.0, 0.4))
             tokentrace.kill()
-    time.sleep(1.0)
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            through(running, 1)
+            break
+        except AttachError:  # what the last one put in is about to leave
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert [path.name for path in private.own_folder().iterdir() if path.suffix != ".log"] == []
     said = running.end()
     assert running.process.returncode == 0 and said["rounds"] > 0 and said["wrong"] == 0
+
+
+#: Comes as far as the agent listens, and not to it. Such an agent would go by itself too, but not while a test waits.
+NOT_ARRIVED = """
+import sys, time, pickle, tokentrace.attach as a
+from tokentrace.attach import inject, payload
+name = payload.PACKAGE + ".control"
+payload.sources()[name] = payload.sources()[name].replace("ALONE_S = 30.0", "ALONE_S = 86400.0")
+assert "86400" in payload.sources()[name]
+def listening(process, socket, *_):
+    while not socket.exists(): time.sleep(0.01)
+    print(socket, flush=True)
+    time.sleep(600)
+inject._listening = listening
+a.open(pickle.load(open(sys.argv[1], 'rb')), method="borrow")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_an_agent_whose_tokentrace_was_ended_before_it_came_to_it_leaves(
+    program: Start, tmp_path: Path, number: signal.Signals
+) -> None:
+    import pickle
+
+    running = program("waiting")
+    (tmp_path / "found").write_bytes(pickle.dumps(running.found))
+    command = [sys.executable, "-c", NOT_ARRIVED, str(tmp_path / "found")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as tokentrace:
+        assert tokentrace.stdout is not None
+        socket = Path(tokentrace.stdout.readline().strip())
+        assert socket.exists()
+        tokentrace.send_signal(number)
+    deadline = time.monotonic() + 120
+    while socket.exists() or socket.with_suffix(".permit").exists():
+        assert time.monotonic() < deadline, "the agent has not left"
+        time.sleep(0.02)
+    through(running, 1)
+    unharmed(running)
 
 
 def test_a_target_that_dies_on_the_way_is_one_sentence(program: Start) -> None:

@@ -42,11 +42,48 @@ class Sources:
 
 
 def arrive(package: str, socket_path: str, permit: str, deadline: float, magic: str, packed: str) -> None:
-    """`permit` is a file that exists as long as this is still wanted, `deadline` unix seconds, `magic` the bytecode's
-    version in hex or "" for sources, `packed` the modules (marshal, zlib, base64)."""
+    """`permit` is a file that exists and is locked by who asks for this, as long as it is still wanted; `deadline` unix
+    seconds, `magic` the bytecode's version in hex or "" for sources, `packed` the modules (marshal, zlib, base64)."""
     try:
-        if time.time() > deadline or not Path(permit).exists():
-            return
+        asked = open(permit, "r+b", buffering=0)  # noqa: SIM115 - as long as this thread lives
+    except OSError:
+        return
+    with asked:
+        if time.time() <= deadline and wanted(asked, permit):
+            start(package, socket_path, permit, magic, packed)
+            stay(asked, permit, deadline, socket_path)
+
+
+def wanted(asked: Any, permit: str) -> bool:
+    """Whether somebody still holds the lock; when that one was killed, its file is removed."""
+    import fcntl
+
+    try:
+        fcntl.flock(asked, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return Path(permit).exists()
+    with contextlib.suppress(OSError):
+        Path(permit).unlink()
+    return False
+
+
+def stay(asked: Any, permit: str, deadline: float, socket_path: str) -> None:
+    """Until the one who asked has come, or has gone without: then come and go in its place, and the agent leaves."""
+    while time.time() <= deadline and wanted(asked, permit):
+        time.sleep(0.02)
+    asked.seek(0)
+    if asked.read() == b"":
+        import socket
+
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as one:
+            one.connect(socket_path)
+
+
+def start(package: str, socket_path: str, permit: str, magic: str, packed: str) -> None:
+    """What goes wrong is written into `permit`."""
+    try:
         if magic and importlib.util.MAGIC_NUMBER.hex() != magic:
             raise RuntimeError("other bytecode")
         if package in sys.modules:

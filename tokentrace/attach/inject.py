@@ -101,12 +101,10 @@ def _attempt(process: ServerProcess, way: Way, *, compiled: bool) -> Injected:
         compiled=compiled,
     )
     private.audit(process.pid, process.title, way, payload.code_hash())
-    os.close(os.open(permit, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
-    try:
+    with private.permit(permit) as come:
         told = _WAYS[way](process, string, permit, limit)
         agent = _listening(process, socket, permit, limit if way == "remote_exec" else LISTEN_S)
-    finally:
-        permit.unlink(missing_ok=True)  # a string that is still waiting will not do anything any more
+        come()
     left = told.get("left_bytes", 0)
     note = f"{left} bytes of memory in process {process.pid} could not be given back" if left else ""
     return Injected(agent, way, socket, told.get("held_ns", 0), told.get("ran_ns", 0), note)

@@ -15,8 +15,7 @@ import re
 import socket
 import stat
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +30,8 @@ _LONGEST = 65
 _MOST_AUDIT_BYTES = 1 << 20
 #: Files that are named after a process.
 _LEFT = re.compile(r"(?:agent|attach)-(\d+)(?:-[0-9a-f]+)?\.(?:sock|permit|lock)")
-#: A permit is waited for only some seconds.
-_PERMIT_S = 600.0
+#: In a permit: we have come.
+_COME = b"come"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +104,28 @@ def only_one(pid: int) -> Iterator[None]:
         os.close(descriptor)
 
 
+@contextmanager
+def permit(path: Path) -> Iterator[Callable[[], None]]:
+    """The file that lets code in the target go on: while it exists and we hold its lock, which the kernel takes from us
+    when we end, in whatever manner. What it gives is called once we have come; without that the code there goes again.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if path.exists():
+            break
+        os.close(descriptor)  # another tokentrace has just swept it away
+
+    def come() -> None:
+        os.pwrite(descriptor, _COME, 0)
+
+    try:
+        yield come
+    finally:
+        path.unlink(missing_ok=True)  # code that still waits will not do anything any more
+        os.close(descriptor)
+
+
 def holder_of(pid: int) -> str:
     """Which tokentrace is attached to process `pid`, as "another tokentrace (process N)"; "" when none is by our
     folder. Changes nothing."""
@@ -141,14 +162,12 @@ def _sweep(folder: Path) -> None:
     shares the folder has pids of its own."""
     for path in folder.glob("a*-*.*"):
         name = _LEFT.fullmatch(path.name)
-        if name is None or Path(f"/proc/{name[1]}").exists():
+        if name is None or (path.suffix != ".permit" and Path(f"/proc/{name[1]}").exists()):
             continue
         with contextlib.suppress(OSError):
-            if path.suffix == ".lock" and not _free(path):
+            if path.suffix in (".lock", ".permit") and not _free(path):
                 continue
             if path.suffix == ".sock" and _listens(path):
-                continue
-            if path.suffix == ".permit" and time.time() - path.stat().st_mtime < _PERMIT_S:
                 continue
             path.unlink()
 
