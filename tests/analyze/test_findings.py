@@ -67,6 +67,18 @@ def test_deep_probing_says_how_much_it_stretched_the_request() -> None:
     assert one(run(three(prefill_ms=200)), "Deep probing").status == "warn"
 
 
+def test_waiting_longer_in_the_queue_is_not_put_down_to_deep_probing() -> None:
+    found = run(three(prefill_ms=40, decode_ms=10, wait_us=80_000))
+    told = one(found, "Deep probing")
+    assert told.status == "ok" and "stretched the request to 1.00 times its warm time, the waits" in told.sentence
+    assert told.evidence.startswith(
+        "it waited 80.0 ms in the deep pass and 300 µs in the warm one, the prefill step 1.00"
+    )
+    assert (found.passes["deep"].dilation or 0) > 2, "of the wall times, as the table has them"
+    slow = one(run(three(prefill_ms=200, wait_us=80_000)), "Deep probing")
+    assert slow.status == "warn" and "left out; take the shares below a step as rough" in slow.sentence
+
+
 def test_nothing_is_called_stretched_that_was_faster_or_not_probed() -> None:
     ids = IdSource(1)
     quick = [request_pass("warm", ids=ids, deep=False, prefill_ms=200), request_pass("deep", ids=ids, at=T0 + 10**9)]

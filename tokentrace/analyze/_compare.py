@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from tokentrace.analyze._passes import PassView
+from tokentrace.analyze._passes import PassView, name_of
 from tokentrace.analyze._steps import StepRow, decoded
 from tokentrace.analyze._sweep import Place
 from tokentrace.model import Trace
@@ -56,6 +56,12 @@ def cold_sentence(cold: PassView, warm: PassView, extra: list[Extra], cached: in
 
 def dilation(deep: PassView, warm: PassView) -> float | None:
     return deep.wall_ns / warm.wall_ns if warm.wall_ns > 0 else None
+
+
+def waited(trace: Trace, view: PassView) -> int:
+    """How long a pass's request waited in the engine's queues, ns."""
+    waits = [r for r in view.rows if trace.layer[r] == 6 and name_of(trace, r) in ("queue wait", "input queue")]
+    return sum(trace.end_ns[r] - trace.start_ns[r] for r in waits)
 
 
 def step_dilation(deep: list[StepRow], warm: list[StepRow], phase: str) -> float | None:

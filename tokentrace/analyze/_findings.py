@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 FREE_SHARE = 0.05
 #: Deep probing that stretches a request beyond this makes its proportions doubtful.
 STRETCHED = 1.5
+#: Passes whose waits in the queue differ by more than this share of the warm time are compared without them.
+WAITED_SHARE = 0.02
 _SMALL_NS = 1_000_000
 
 
@@ -212,13 +214,21 @@ def _dilation(trace: Trace, found: Analysis) -> Iterator[Finding]:
         return
     parts = []
     for phase in ("prefill", "decode"):
-        ratio = _compare.step_dilation(deep.steps, warm.steps, phase)
-        if ratio is not None:
+        slower = _compare.step_dilation(deep.steps, warm.steps, phase)
+        if slower is not None:
             many = sum(step.took_part_as(phase) for step in deep.steps) > 1
-            parts.append(f"{phase} steps {ratio:.2f} times (median)" if many else f"the {phase} step {ratio:.2f} times")
-    status = "warn" if deep.dilation > STRETCHED else "ok"
-    times = f"{deep.dilation:.2f} times its warm time"
-    if deep.dilation < 1:
+            told = f"{phase} steps {slower:.2f} times (median)" if many else f"the {phase} step {slower:.2f} times"
+            parts.append(told)
+    ratio, times = deep.dilation, "its warm time"
+    waits = _compare.waited(trace, deep.view), _compare.waited(trace, warm.view)
+    if abs(waits[0] - waits[1]) > WAITED_SHARE * warm.wall_ns and warm.wall_ns > waits[1]:
+        # How long it waited for others is none of the profiler's doing.
+        ratio = (deep.wall_ns - waits[0]) / (warm.wall_ns - waits[1])
+        times += ", the waits in the queue left out"
+        parts.insert(0, f"it waited {duration(waits[0])} in the deep pass and {duration(waits[1])} in the warm one")
+    status = "warn" if ratio > STRETCHED else "ok"
+    times = f"{ratio:.2f} times {times}"
+    if ratio < 1:
         sentence = f"Deep probing did not slow the request: it took {times}."
     elif status == "warn":
         sentence = f"Deep probing stretched the request to {times}; take the shares below a step as rough."
@@ -251,8 +261,7 @@ def _recorded_in_part(trace: Trace, found: Analysis) -> Iterator[Finding]:
 
 def _queue_wait(trace: Trace, found: Analysis) -> Iterator[Finding]:
     main = found.main
-    waits = [r for r in main.view.rows if trace.layer[r] == 6 and name_of(trace, r) in ("queue wait", "input queue")]
-    waited = sum(trace.end_ns[r] - trace.start_ns[r] for r in waits)
+    waited = _compare.waited(trace, main.view)
     whole = main.ttft_ns or main.wall_ns
     if waited > 5 * _SMALL_NS and waited > whole // 4:
         first = main.steps[0] if main.steps else None
