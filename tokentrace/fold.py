@@ -83,7 +83,7 @@ class _Folder:
         longest: dict[tuple[int, int], int] = {}
         for row in range(1, len(trace)):
             parent = trace.parent[row]
-            of_pass[row] = row if parent == 0 else of_pass[parent]
+            of_pass[row] = row if parent == 0 or not trace.layer[row] else of_pass[parent]
             where = of_pass[row], trace.layer[row]
             best = longest.get(where)
             if best is None or self._length(row) > self._length(best):

@@ -39,7 +39,8 @@ class PassView:
 
 def passes(trace: Trace) -> dict[str, PassView]:
     """The passes by name, in the order they ran. A trace without passes is one pass, "once"."""
-    tops = [row for row in range(1, len(trace)) if trace.parent[row] == 0 and trace.layer[row] == 0]
+    # Below the root, or below a stage of a program; nothing else is of layer 0.
+    tops = [row for row in range(1, len(trace)) if not trace.layer[row] and not trace.layer[trace.parent[row]]]
     tops = [row for row in tops if trace.names[trace.name[row]].startswith("pass ")]
     of_pass = [NONE] * len(trace)
     for row in tops:

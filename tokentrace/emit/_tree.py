@@ -49,10 +49,9 @@ class TreeView:
             self._print(_Line("", f"… {len(lines) - max_lines} more lines", "", "dim"))
 
     def _top(self, pass_name: str) -> int:
-        for row in self.children[0] if pass_name else ():
-            if self.trace.names[self.trace.name[row]] == f"pass {pass_name}":
-                return row
-        return 0
+        trace, wanted = self.trace, f"pass {pass_name}"
+        rows = range(1, len(trace)) if pass_name else ()  # a pass may lie in a stage
+        return next((row for row in rows if not trace.layer[row] and trace.names[trace.name[row]] == wanted), 0)
 
     def _depth(self, top: int, max_lines: int) -> int:
         """The deepest view that still fits."""
@@ -136,10 +135,10 @@ class TreeView:
                      "red" if failed else "")  # fmt: skip
 
     def _origin(self, row: int, top: int) -> int:
-        """Times count from the start of the pass, a pass's own from the start of the run."""
+        """Times count from the start of the pass; a pass's own, and a stage's, from the start of the run."""
         trace = self.trace
-        at = trace.parent[row]
-        while at > 0 and at != top and not (trace.layer[at] == 0 and trace.parent[at] == 0):
+        at = trace.parent[row] if trace.layer[row] else 0
+        while at > 0 and at != top and trace.layer[at]:
             at = trace.parent[at]
         return trace.start_ns[max(at, 0) if row != top else top]
 

@@ -1,8 +1,9 @@
 """From records to one tree: every record finds its parent, every parent encloses its children, there is one root.
 
     tokentrace run                  layer 0, the root
-     └ pass cold | warm | deep …    layer 0, one for each request that was sent
-        └ chat {model} …            what the probes recorded
+     └ stage {name} …               layer 0, of a program that has stages; they may hold each other
+        └ pass cold | warm | deep … layer 0, one for each request that was sent
+           └ chat {model} …         what the probes recorded
 
 The rules by which a record finds its parent are in `model.Record`. A record that sticks out of its parent is cut, and
 says by how much (`tokentrace.clamped_ns`); one that lies mostly elsewhere goes to the nearest ancestor that holds it.
@@ -22,10 +23,11 @@ from tokentrace.exchange import Exchange
 from tokentrace.model import IdSource, Process, Record, Trace
 from tokentrace.probe import LayerState
 from tokentrace.stitch._facts import exchange_facts, plain
+from tokentrace.stitch._groups import Group, add_groups, fitting
 from tokentrace.stitch._parents import resolve
 from tokentrace.stitch._write import Counts, PassWriter
 
-__all__ = ["PassRecords", "exchange_facts", "stitch"]
+__all__ = ["Group", "PassRecords", "exchange_facts", "stitch"]
 
 
 @dataclass(slots=True)
@@ -33,7 +35,8 @@ class PassRecords:
     """What one pass left behind: one request, from before it was sent until its records were collected.
 
     `states` holds a LayerState for each layer whose probe ran. `client_span_id` is the span id that went out in the
-    traceparent. `request_id` is the server's id of our request; without it, it is taken from the records.
+    traceparent. `request_id` is the server's id of our request; without it, it is taken from the records. `group`: the
+    number of the group that it belongs to, -1 for none.
     """
 
     name: str
@@ -45,11 +48,13 @@ class PassRecords:
     request_id: str = ""
     attributes: Mapping[str, Any] = field(default_factory=dict)
     exchange: Exchange | None = None
+    group: int = -1
 
 
 def stitch(
     passes: Sequence[PassRecords],
     *,
+    groups: Sequence[Group] = (),
     ids: IdSource | None = None,
     trace_id: int = 0,
     root_span_id: int = 0,
@@ -60,7 +65,7 @@ def stitch(
     meta: Mapping[str, Any] | None = None,
 ) -> Trace:
     """One trace of all passes, in the order given. `attributes` go on the root, `meta` beside the spans; `window` (ns)
-    is what the root spans at least.
+    is what the root spans at least. `groups` stand between the root and the passes.
 
     `trace.meta` further gets `passes` (for each: times, layer states, what the client saw) and `stitch` (counts:
     records, spans, dropped, clamped, joins). A process that records name but `processes` does not know is added with
@@ -71,8 +76,8 @@ def stitch(
     trace = Trace(trace_id, ids)
     trace.processes.update(processes or {})
     trace.meta.update(meta or {})
-    start = min(one.start_ns for one in passes)
-    end = max(max(one.end_ns for one in passes), start)
+    start = min([one.start_ns for one in passes] + [one.start_ns for one in groups])
+    end = max([start] + [one.end_ns for one in passes] + [one.end_ns for one in groups])
     if window is not None:
         start, end = min(start, window[0]), max(end, window[1])
     here = next(iter(trace.processes), "")
@@ -87,13 +92,16 @@ def stitch(
         process=here,
         envelope=True,
     )
+    rows = add_groups(trace, groups, here)
     counts = Counts()
     warm = any(one.name == "warm" for one in passes)
     facts: dict[str, Any] = {}
     for one in passes:
         placed = resolve(one.records, one.request_id, one.client_span_id)
         writer = PassWriter(trace, one.name, counts, here)
-        writer.open(one.start_ns, max(one.end_ns, one.start_ns), one.attributes, beside=warm and one.name != "warm")
+        ended = max(one.end_ns, one.start_ns)
+        parent, more = fitting(trace, rows[one.group] if one.group >= 0 else 0, one.start_ns, ended)
+        writer.open(one.start_ns, ended, {**one.attributes, **more}, parent, beside=warm and one.name != "warm")
         writer.write(one.records, placed)
         writer.unseen(one.states)
         facts[one.name] = {

@@ -56,7 +56,7 @@ def _is_work(record: Record, records: Sequence[Record], parent: int) -> bool:
 
 
 class PassWriter:
-    """Adds one pass below the root (row 0)."""
+    """Adds one pass below the root, or below a group."""
 
     def __init__(self, trace: Trace, name: str, counts: Counts, process: str) -> None:
         self.trace = trace
@@ -66,7 +66,9 @@ class PassWriter:
         self.row = 0
         self.chat_row = 0
 
-    def open(self, start_ns: int, end_ns: int, attributes: Mapping[str, Any], beside: bool = False) -> None:
+    def open(
+        self, start_ns: int, end_ns: int, attributes: Mapping[str, Any], parent: int = 0, beside: bool = False
+    ) -> None:
         """Add the span of the pass itself. `beside`: another pass speaks for the run, and its critical path is the
         run's (`emit._shown`); with the thousands of operators of a deep pass on it Jaeger's recursion gives up.
         """
@@ -76,7 +78,7 @@ class PassWriter:
             0,
             start_ns,
             end_ns,
-            0,
+            parent,
             {**attributes, **central},
             process=self.process,
             kind=KIND_CONSUMER if beside else KIND_INTERNAL,

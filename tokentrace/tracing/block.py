@@ -29,6 +29,7 @@ from tokentrace.tracing import passes
 from tokentrace.tracing.in_process import InProcess
 from tokentrace.tracing.passes import Watched
 from tokentrace.tracing.result import Trace
+from tokentrace.tracing.stages import BY_TIME, Stage, Stages
 from tokentrace.wording import listed, plural
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Block(Trace):
         self._root = self.ids.span_id()
         self._deep, self._keep, self._otlp = deep, save, otlp
         self._layers = parse_selection(layers) if layers else None
-        self._stage: ContextVar[str] = ContextVar(f"tokentrace_stage_{id(self)}", default="")
+        self._stages = Stages()
         self._calls: list[Call] = []
         self._done: list[Watched] = []
         self._mutex = threading.Lock()
@@ -90,8 +91,12 @@ class Block(Trace):
             return 2
         return int(_current.get() is None and threading.get_ident() not in self._before)
 
-    def current_stage(self) -> str:
-        return self._stage.get()
+    def current_stage(self) -> tuple[Stage | None, str]:
+        """The stage that a call which begins here belongs to, and how that is known where it is not by its context."""
+        stage = self._stages.current()
+        if stage is None and _current.get() is not self and (stage := self._stages.only_open()) is not None:
+            return stage, BY_TIME
+        return stage, ""
 
     def begun(self, call: Call) -> None:
         with self._mutex:
@@ -104,14 +109,10 @@ class Block(Trace):
                 x = call.x
                 self._done.append(Watched(call.stage, x.start_ns, x.end_ns, x, left_with=call.left_with))
 
-    @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Calls inside are named after this stage of the program; a second one gets a number behind it."""
-        token = self._stage.set(name)
-        try:
-            yield
-        finally:
-            self._stage.reset(token)
+    def stage(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """A part of the program: one span that holds the calls and the stages inside it. A call is named after the
+        innermost one; a second call gets a number behind it."""
+        return self._stages.run(name)
 
     def __enter__(self) -> Block:
         from tokentrace.tracing import http_calls
@@ -155,9 +156,10 @@ class Block(Trace):
         assert self._inside is not None
         self._inside.stop()
         self.notes += self._inside.notes
+        self._stages.end(self._end_ns)
         with self._mutex:
             sent = list(self._done)
-        done = sorted([*sent, *passes.generations(self._inside)], key=lambda one: one.start_ns)
+        done = sorted([*sent, *passes.generations(self._inside, self._stages)], key=lambda one: one.start_ns)
         names = passes.names([one.stage for one in done])
         self._data = self._stitched(done, names, self._inside, error)
         if error is not None and _failed(error):
@@ -170,13 +172,19 @@ class Block(Trace):
     ) -> model.Trace:
         """The spans of all passes below one root. The longest is the one that the report speaks of."""
         named = list(zip(names, done, strict=True))
-        found = [passes.pass_of(name, one, inside, deep=self._deep, layers=self._layers) for name, one in named]
+        place: dict[Stage | None, int] = {None: -1}
+        place.update((stage, number) for number, stage in enumerate(self._stages.all))
+        found = [
+            passes.pass_of(name, one, inside, group=place[one.stage], deep=self._deep, layers=self._layers)
+            for name, one in named
+        ]
         headline, longest = max(named, key=lambda pair: pair[1].end_ns - pair[1].start_ns, default=("", None))
         attributes = {"tokentrace.mode": "trace"}
         if error is not None and _failed(error):
             attributes["error.type"] = type(error).__name__
         return stitch(
             found or [passes.empty_pass(self._start_ns, self._end_ns)],
+            groups=self._stages.groups(),
             ids=self.ids,
             trace_id=self.trace_number,
             root_span_id=self._root,

@@ -65,7 +65,9 @@ class Call:
         self.facts.request_bytes = self.x.request_bytes
         if asked is not None:
             self.facts.private = private.texts([asked.get(name) for name in _ASKS])
-        self.stage = block.current_stage()
+        self.stage, told = block.current_stage()
+        if told:
+            self.x.notes.append(told)
         self._reply = Reply(self.x, self.facts)
         self._secrets = keys.secrets(dict(request.headers), parts.query)
         self._decoder: Any = None

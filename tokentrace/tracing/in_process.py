@@ -161,7 +161,7 @@ class InProcess:
         return [(rid, start, end) for rid, (start, end) in found.items()]
 
     def facts_of(self, rid: str) -> Mapping[str, Any]:
-        """What is known of one generation: model, prompt, reply, tokens, finish_reason."""
+        """What is known of one generation: model, prompt, reply, tokens, finish_reason, thread (the system's id)."""
         assert self.agent is not None
         mine = [raw for group in ("tokenizer", "engine") for raw in self.agent.records(group) if _is_of(raw, rid)]
         finish = next((raw.data for raw in mine if raw.name == "finish"), {})
@@ -174,6 +174,7 @@ class InProcess:
             "prompt_tokens": finish.get("prompt"),
             "completion_tokens": finish.get("tokens"),
             "finish_reason": finish.get("reason") or "",
+            "thread": next((raw.thread for raw in mine if raw.name == "finish"), 0),
         }
 
 

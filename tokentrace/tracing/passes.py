@@ -16,6 +16,7 @@ from tokentrace.probe import LayerState, Probe, ProbeContext
 from tokentrace.registry import create
 from tokentrace.stitch import PassRecords
 from tokentrace.tracing.in_process import InProcess
+from tokentrace.tracing.stages import Stage, Stages
 
 OUTSIDE = "it lies inside the server, and only the program's own side was watched"
 OUTSIDE_FIX = "tokentrace run PROMPT --url URL asks the server for more"
@@ -25,7 +26,7 @@ OUTSIDE_FIX = "tokentrace run PROMPT --url URL asks the server for more"
 class Watched:
     """One request or one generation, and the stage of the program it belongs to."""
 
-    stage: str
+    stage: Stage | None
     start_ns: int
     end_ns: int
     exchange: Exchange
@@ -33,24 +34,24 @@ class Watched:
     left_with: str = ""  # the kind of error with which the program left it
 
 
-def generations(inside: InProcess) -> list[Watched]:
+def generations(inside: InProcess, stages: Stages) -> list[Watched]:
     """What is known of each generation in this process, in the form in which the report knows requests."""
-    return [_generation(inside, rid, start, end) for rid, start, end in inside.requests()]
+    return [_generation(inside, stages, rid, start, end) for rid, start, end in inside.requests()]
 
 
-def _generation(inside: InProcess, rid: str, start_ns: int, end_ns: int) -> Watched:
+def _generation(inside: InProcess, stages: Stages, rid: str, start_ns: int, end_ns: int) -> Watched:
     facts = inside.facts_of(rid)
     exchange = Exchange("", str(facts["model"]), 0, "", start_ns=start_ns, end_ns=end_ns, complete=True)
     if facts["prompt"]:
         exchange.request = {"prompt": facts["prompt"]}
     exchange.text, exchange.finish_reason = str(facts["reply"]), str(facts["finish_reason"])
     exchange.usage = {key: facts[key] for key in ("prompt_tokens", "completion_tokens") if facts[key]}
-    return Watched("", start_ns, end_ns, exchange, rid)
+    return Watched(stages.around(start_ns, end_ns, facts["thread"]), start_ns, end_ns, exchange, rid)
 
 
-def names(stages: Sequence[str]) -> list[str]:
+def names(stages: Sequence[Stage | None]) -> list[str]:
     """A name for each pass: its stage, or "call"; numbered where one name would stand twice."""
-    wanted = [stage or "call" for stage in stages]
+    wanted = [stage.name or "call" if stage is not None else "call" for stage in stages]
     often = Counter(wanted)
     count: dict[str, itertools.count[int]] = {name: itertools.count(1) for name in often}
     taken: set[str] = set()
@@ -64,8 +65,10 @@ def names(stages: Sequence[str]) -> list[str]:
     return found
 
 
-def pass_of(name: str, one: Watched, inside: InProcess, *, deep: bool, layers: frozenset[int] | None) -> PassRecords:
-    """What the probes saw of it. A layer that fails is unseen, with the reason."""
+def pass_of(
+    name: str, one: Watched, inside: InProcess, *, group: int, deep: bool, layers: frozenset[int] | None
+) -> PassRecords:
+    """What the probes saw of it. A layer that fails is unseen, with the reason. `group`: the number of its stage."""
     records: list[Record] = []
     states: dict[int, LayerState] = {}
     sent = not one.request_id
@@ -89,7 +92,10 @@ def pass_of(name: str, one: Watched, inside: InProcess, *, deep: bool, layers: f
             states[layer.number] = inside.unseen[layer.number]
     ordered = [states[number] for number in sorted(states, reverse=True)]
     span_id = one.exchange.span_id
-    return PassRecords(name, one.start_ns, one.end_ns, records, ordered, span_id, one.request_id, {}, one.exchange)
+    told = {"tokentrace.stage": one.stage.name} if one.stage is not None else {}
+    return PassRecords(
+        name, one.start_ns, one.end_ns, records, ordered, span_id, one.request_id, told, one.exchange, group
+    )
 
 
 def _collect(
