@@ -82,6 +82,15 @@ def test_a_long_launch_before_a_short_queue_is_the_launchs_own(tmp_path: Path) -
     assert found.full_queue_ns == 0 and found.launch_ns == 50 * 2_000 + 10 * 100_000
 
 
+def test_a_single_long_launch_is_not_what_every_launch_costs(tmp_path: Path) -> None:
+    rows = [*launches(40, 100, 5), call("cudaLaunchKernel", 4100, 5000, 99), kernel("lazy", 9110, 5, 99)]
+    (told,) = (
+        f for f in load(trace_file(tmp_path / "t.json", rows)).findings if "of work on each launch" in f.sentence
+    )
+    assert "most of it in the launch" in told.sentence and "one launch took 5.00 ms" in told.evidence
+    assert "warm up before measuring" in told.fix
+
+
 def test_memory_calls_are_told_apart_from_the_library(tmp_path: Path) -> None:
     rows = launches(12, 100, 5) + [call("hipFree", n * 100 + 10, 80, None) for n in range(12)]
     found = split_of(trace_file(tmp_path / "t.json", rows))

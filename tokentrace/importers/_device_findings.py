@@ -85,7 +85,13 @@ def launch_bound(found: Analysis) -> Iterator[Finding]:
             3,
             f"The GPU had nothing to do for {share(measures.starved_ns, measures.window_ns)} of the time, most of it "
             "in a few long gaps in which the host "
-            + ("was inside launch calls." if 2 * inside > long else "launched nothing."),
+            + (
+                "was inside launch calls."
+                if 2 * inside > long
+                else "launched hardly anything."
+                if 20 * inside > long
+                else "launched nothing."
+            ),
             evidence
             + (f"; inside launch calls for {duration(inside)} of those gaps" if inside else "")
             + caveat(found),

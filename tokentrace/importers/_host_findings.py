@@ -29,6 +29,9 @@ def host_time(found: Analysis) -> Iterator[Finding]:
     part = "most of it" if 2 * parts[most] > split.working_ns else "the largest part of it"
     # Where the device always had work, less of it on the host would change nothing.
     matters = found.measures.starved_ns > WORTH_SAYING * max(1, found.measures.window_ns)
+    length = found.events.end - found.events.start
+    longest = int(length[found.joined.all_launches].max())
+    lone = most == "launch" and 2 * longest > split.launch_ns
     memory = f"memory calls {share(split.memory_ns, split.total_ns)}, " if split.memory_ns else ""
     yield Finding(
         4,
@@ -37,7 +40,8 @@ def host_time(found: Analysis) -> Iterator[Finding]:
         f"framework (Python, dispatch) {share(split.framework_ns, split.total_ns)}, library (kernel choice and set-up, "
         f"other runtime calls) {share(split.library_ns, split.total_ns)}, {memory}launch calls "
         f"{share(split.launch_ns, split.total_ns)}, waiting {share(split.blocked_ns, split.total_ns)}{_waited(split)} "
-        f"of {duration(split.total_ns)}" + caveat(found),
+        f"of {duration(split.total_ns)}" + (f"; one launch took {duration(longest)}" if lone else "") + caveat(found),
+        "a launch this long usually loads or compiles its kernel: warm up before measuring" if lone else
         {"framework": "graphs and torch.compile remove this part",
          "library": "warm up, and keep shapes stable so that libraries reuse their choices",
          "launch": "fewer, larger kernels; graphs",
