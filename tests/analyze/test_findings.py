@@ -220,6 +220,24 @@ def test_a_reply_that_arrives_at_once_at_the_end_is_being_held_back() -> None:
     assert finding.status == "warn" and "its decode steps took 50.0 ms" in finding.evidence
 
 
+def test_a_reply_that_the_server_itself_sends_at_once_is_not_put_down_to_a_proxy() -> None:
+    once = request_pass("once", steps=6)
+    assert once.exchange is not None
+    end = once.exchange.end_ns
+    once.exchange.chunks = [
+        Chunk(end - (6 - n) * 10 * US, "content", c.text) for n, c in enumerate(once.exchange.chunks)
+    ]
+    writes = [r for r in once.records if r.name == "write chunk"]
+    for number, record in enumerate(writes[1:], 2):  # the first one only opened the reply
+        record.start_ns, record.end_ns = end - (8 - number) * 10 * US, end - (8 - number) * 10 * US + US
+    outputs = Record("process outputs", 6, T0 + 50 * MS, T0 + 85 * MS, parent_key=f"request:{RID}", request=RID,
+                     flow=True, direction="up", envelope=True)  # fmt: skip
+    once.records = [*once.records, outputs]
+    finding = one(run([once]), "almost at once")
+    assert finding.sentence.startswith("The server sent the reply almost at once") and not finding.fix
+    assert finding.evidence.endswith("; the longest `process outputs` took 35.0 ms") and finding.layer == 6
+
+
 def test_bursts_are_named_without_a_cause_that_the_data_cannot_show() -> None:
     once = request_pass("once", steps=6)
     assert once.exchange is not None
@@ -259,6 +277,20 @@ def test_compiling_again_in_the_warm_pass_is_a_warning() -> None:
         request_pass("warm", ids=ids, deep=False, at=T0 + 10**9, compile_ms=20),
     ]
     assert one(run(passes), "compiled again").evidence == "compile mlp"
+
+
+def test_compiling_that_one_request_waited_for_is_told_with_where_it_lay() -> None:
+    once = request_pass("once", deep=False, compile_ms=90)
+    (compiled,) = (r for r in once.records if r.layer == 2)
+    compiled.attributes["tokentrace.jit.function"] = "mlp"
+    found = run([once])
+    told = one(found, "to be compiled")
+    assert told.sentence == "The request waited 90.0 ms (59 %) for something to be compiled, inside `forward`."
+    assert (told.layer, told.status, told.evidence) == (2, "warn", "mlp")
+    assert found.slowest.endswith("1 step of 7 tokens; inside, compiling took 90.0 ms.")
+    little = request_pass("once", deep=False, compile_ms=3)
+    assert "to be compiled" not in sentences(run([little])) and "compiling" not in run([little]).slowest
+    assert "to be compiled" not in sentences(run(three())), "three passes are compared"
 
 
 def test_clocks_that_do_not_agree_are_told() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
-from statistics import median
 from typing import TYPE_CHECKING
 
 from tokentrace.analyze import _compare, _split
+from tokentrace.analyze._arrivals import bursts, late_token
 from tokentrace.analyze._cache_use import cache_use
 from tokentrace.analyze._metrics_told import told_by_metrics
 from tokentrace.analyze._passes import NONE, name_of
@@ -25,6 +24,8 @@ FREE_SHARE = 0.05
 STRETCHED = 1.5
 #: Passes whose waits in the queue differ by more than this share of the warm time are compared without them.
 WAITED_SHARE = 0.02
+#: Compiling that takes more than this share of a request is worth a finding.
+COMPILING_SHARE = 0.1
 _SMALL_NS = 1_000_000
 
 
@@ -151,6 +152,31 @@ def _compiled_again(trace: Trace, found: Analysis) -> Iterator[Finding]:
         names = sorted({name_of(trace, r) for r in rows})
         yield Finding(2, f"Something was compiled again in the warm pass, {duration(spent)}.", listed(names),
                       "see what changed its shapes or guards: TORCH_LOGS=recompiles", "warn")  # fmt: skip
+
+
+def _compiled_for_it(trace: Trace, found: Analysis) -> Iterator[Finding]:
+    """Of a request that nothing is compared with: what it waited for while something was compiled."""
+    main = found.main
+    spent = sum(ns for (layer, _), ns in main.own.items() if layer == 2)
+    if main.name == "warm" or spent < max(_SMALL_NS, COMPILING_SHARE * main.wall_ns):
+        return
+    rows = [
+        r for r in main.view.rows
+        if trace.layer[r] == 2 and name_of(trace, r).startswith("compile ") and trace.layer[trace.parent[r]] != 2
+        and trace.attributes(r).get("tokentrace.jit.source") != "files"
+    ]  # fmt: skip
+    if not rows:
+        return
+    rows.sort(key=lambda r: trace.start_ns[r] - trace.end_ns[r])
+    where = ""
+    if trace.layer[trace.parent[rows[0]]] in (6, 5):
+        where = f", {'inside' if len(rows) == 1 else 'most of it inside'} `{name_of(trace, trace.parent[rows[0]])}`"
+    what = dict.fromkeys(str(trace.attributes(r).get("tokentrace.jit.function") or name_of(trace, r)) for r in rows)
+    yield Finding(
+        2, f"The request waited {duration(spent)} ({share(spent, main.wall_ns)}) for something to be compiled{where}.",
+        listed(list(what)), "send such a request once before others come, and keep the compile caches between starts: "
+        "TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR", "warn",
+    )  # fmt: skip
 
 
 def _looked_up(trace: Trace, found: Analysis) -> Iterator[Finding]:
@@ -289,55 +315,6 @@ def _shared(trace: Trace, found: Analysis) -> Iterator[Finding]:
                       "give the KV cache more memory, or admit fewer requests at once", "warn")  # fmt: skip
 
 
-def _bursts(trace: Trace, found: Analysis) -> Iterator[Finding]:
-    main = found.main
-    times = [int(at) for at, _ in main.view.exchange.get("chunks") or ()]
-    if len(times) < 5:
-        return
-    intervals = [b - a for a, b in pairwise(times)]
-    mean = (times[-1] - times[0]) / len(intervals)
-    together = sum(1 for i in intervals if i < mean / 10)
-    decode = [s.wall_ns for s in main.steps if s.took_part_as("decode")]
-    at_once = times[-1] - times[0] < main.wall_ns / 20 and (not decode or sum(decode) > 4 * (times[-1] - times[0]))
-    if at_once:
-        known = f"; its decode steps took {duration(sum(decode))}" if decode else ""
-        yield Finding(
-            8, "The reply arrived almost at once at the end: something between the engine and here holds it back.",
-            f"{len(times)} chunks within {duration(times[-1] - times[0])}, {duration(times[0])} after the request"
-            f"{known}",
-            "switch off buffering in the proxy (nginx: proxy_buffering off)" if decode
-            else "see whether a proxy buffers, or the reply was cached", "warn" if decode else "unknown",
-        )  # fmt: skip
-    elif together >= len(intervals) / 2:
-        yield Finding(8, "Tokens arrived in bursts.",
-                      f"{together} of {len(intervals)} chunks came right behind the one before",
-                      "a proxy that buffers, speculative decoding and multi-step scheduling all look like this from "
-                      "here; compare `write chunk` with the arrivals where the server is seen", "ok")  # fmt: skip
-
-
-def _late_token(trace: Trace, found: Analysis) -> Iterator[Finding]:
-    rows = [t for t in found.tokens if t.itl_ns is not None]
-    if len(rows) < 5:
-        return
-    middle = median(t.itl_ns or 0 for t in rows)
-    worst = max(rows, key=lambda t: t.itl_ns or 0)
-    late = worst.itl_ns or 0
-    if late > 3 * middle and late - middle > 20 * _SMALL_NS:
-        sentence = f"Token {worst.index} {worst.text!r} came {duration(late)} after the one before, the median is " \
-                   f"{duration(middle)}."  # fmt: skip
-        yield Finding(6, sentence, _step_before(found, worst.arrival_ns or 0), "", "ok")
-
-
-def _step_before(found: Analysis, arrival_ns: int) -> str:
-    ended = [s for s in found.steps if s.start_ns + s.wall_ns <= arrival_ns]
-    if not ended:
-        return ""
-    step = ended[-1]
-    which = f"step {step.index}" if step.index is not None else "its step"
-    also = ", with another's prompt in its batch" if step.phase == "mixed" and step.role == "decode" else ""
-    return f"{which} ({step.role or step.phase}{also}) took {duration(step.wall_ns)}"
-
-
 def _stitching(trace: Trace, found: Analysis) -> Iterator[Finding]:
     told = trace.meta.get("stitch")
     if not isinstance(told, dict):
@@ -353,8 +330,9 @@ def _stitching(trace: Trace, found: Analysis) -> Iterator[Finding]:
 
 
 _PARTS: tuple[Callable[[Trace, Analysis], Iterator[Finding]], ...] = (
-    _failed, _different_replies, _reply_cut, _token_counts, _unattributed, _cold, _compiled_again, _looked_up,
+    _failed, _different_replies, _reply_cut, _token_counts, _unattributed, _cold, _compiled_again, _compiled_for_it,
+    _looked_up,
     cache_use, _facts_of_caches,
-    _prefix_cache, own_account, told_by_metrics, _queue_wait, _shared, _bursts, _late_token, _dilation,
+    _prefix_cache, own_account, told_by_metrics, _queue_wait, _shared, bursts, late_token, _dilation,
     _recorded_in_part, _stitching,
 )  # fmt: skip

@@ -76,11 +76,13 @@ def slowest(
     """Which part took most of the wall time, and where in it. `operators_own_ns`: of all operators and kernels, in the
     pass of `top`."""
     candidates: list[tuple[int, str, str]] = []  # the time, what took it, and where in it
+    compiled: dict[str, int] = {}
     for role, title in (("prefill", "Prefill"), ("decode", "Decoding"), ("mixed", "Mixed prefill and decode")):
         chosen = [s for s in steps if s.took_part_as(role)]
         if chosen:
             spent = sum(s.wall_ns for s in chosen)
             candidates.append((spent, title, f": {_steps_text(chosen)}"))
+            compiled[title] = _compiling_in(trace, view, own, chosen)
     names: dict[tuple[int, str], int] = {}
     compiling = 0
     in_steps = {"step", "schedule", "prepare batch", "update batch", "forward", "sample"} if steps else set()
@@ -116,9 +118,20 @@ def slowest(
         return ""
     spent, what, where = max(candidates, key=lambda c: c[0])
     text = f"{what} took {duration(spent)}, {share(spent, view.wall_ns)} of {_whole(trace, view)}{where}"
-    if top and operators_own_ns and what.startswith(("Prefill", "Decoding", "Mixed")):
+    if 2 * compiled.get(what, 0) > spent:
+        text += f"; inside, compiling took {duration(compiled[what])}"
+    elif top and operators_own_ns and what.startswith(("Prefill", "Decoding", "Mixed")):
         text += f"; inside, {top[0].name} had {share(top[0].own_ns, operators_own_ns)} of the operators' time"
     return f"{text}."
+
+
+def _compiling_in(trace: Trace, view: PassView, own: Mapping[int, int], chosen: list[StepRow]) -> int:
+    """Own time of layer 2 within these steps, ns."""
+    spans = [(view.start_ns + s.start_ns, view.start_ns + s.start_ns + s.wall_ns) for s in chosen]
+    return sum(
+        spent for row, spent in own.items()
+        if trace.layer[row] == 2 and any(low <= trace.start_ns[row] < high for low, high in spans)
+    )  # fmt: skip
 
 
 def _of_layer(trace: Trace, own: Mapping[int, int], number: int) -> tuple[int, str]:
