@@ -14,7 +14,9 @@ or `own_source` says why), never zero.
     gaps, slowest, cold, token_times, operators, operators_pass, operators_own_ns (of all, also those not listed),
     error {message, layer, fix} or null, notes,
     interrupted ("" or where it was cut short),
-    program {name, wall_ns, calls} or null: of a block of a program, whose passes are its calls
+    program {name, wall_ns, calls} or null: of a block of a program, whose passes are its calls,
+    stages [{way, runs, wall_ns, in_calls_ns, calls, failed, tokens {input, output}}] of that program, each with its own
+    whole time; `way` is its name behind those of the stages around it, and empty for what lay outside of every stage
 
 `wall_ns` is the time of the headline pass's request; the layers' own times and `unattributed_ns` add up to it.
 """
@@ -26,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokentrace.analyze import Analysis, LayerTimes, PassTimes, analyze
+from tokentrace.analyze.stages import stages
 from tokentrace.interrupts import MARK
 from tokentrace.model import DOWN, UP, Trace
 
@@ -102,6 +105,19 @@ class Program:
     calls: int
 
 
+@dataclass(slots=True)
+class StageRow:
+    """See `analyze.stages`; `calls` are names of passes."""
+
+    way: list[str]
+    runs: int
+    wall_ns: int
+    in_calls_ns: int
+    calls: list[str] = field(default_factory=list)
+    failed: int = 0
+    tokens: dict[str, int | None] = field(default_factory=dict)
+
+
 def _nothing_sent() -> dict[str, int | None]:
     return {"produced": 0, "accepted": None, "rejected": None}
 
@@ -138,6 +154,7 @@ class Report:
     interrupted: str = ""  # where the user cut it short and what is missing
     whole: str = ""  # what the wall time is of where that is no request: "the recording", "the window"
     program: Program | None = None
+    stages: list[StageRow] = field(default_factory=list)
 
     @property
     def steps(self) -> list[dict[str, Any]]:
@@ -202,6 +219,7 @@ def build(trace: Trace, found: Analysis | None = None, *, prompt: str = "", note
         notes=[*told, *notes],
         interrupted=str(trace.attributes(0).get(MARK) or "") if len(trace) else "",
         program=_program(trace, found),
+        stages=_stages(trace, found),
     )
 
 
@@ -210,6 +228,21 @@ def _program(trace: Trace, found: Analysis) -> Program | None:
         return None
     calls = sum(bool(one.view.exchange) for one in found.passes.values())
     return Program(trace.names[trace.name[0]], trace.end_ns[0] - trace.start_ns[0], calls)
+
+
+def _stages(trace: Trace, found: Analysis) -> list[StageRow]:
+    return [
+        StageRow(
+            list(one.way),
+            one.runs,
+            one.wall_ns,
+            one.in_calls_ns,
+            [call.name for call in one.calls],
+            one.failed,
+            {which: one.tokens(which) for which in ("input", "output")},
+        )
+        for one in stages(trace, {name: times.view for name, times in found.passes.items()})
+    ]
 
 
 def _layer(found: Analysis, one: LayerTimes) -> LayerRow:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokentrace.emit._signs import ASCII, clean, cut
-from tokentrace.report import LayerRow, Report
+from tokentrace.report import LayerRow, Report, StageRow
 from tokentrace.wording import duration, listed, plural, share
 
 if TYPE_CHECKING:
@@ -171,6 +171,10 @@ class Page:
             self._labelled("Calls" if _of_calls(report) else "Passes", self.dot.join(parts))
         if report.cold:
             self._labelled("Cold", report.cold)
+        if report.program is not None and report.stages:
+            heads = ("stage", "took", "share", "in calls", "calls", "tokens in", "out")
+            rows = [_stage(row, report.program.wall_ns) for row in report.stages]
+            self._table("Stages of the program", heads, rows, "lrrrrrr")
 
     def _findings(self, report: Report) -> None:
         shown = [f for f in report.findings if f.sentence != report.cold]
@@ -340,6 +344,15 @@ def _known(value: Any) -> str:
 
 def _time(value: Any) -> str:
     return "–" if value is None else duration(int(value))
+
+
+def _stage(row: StageRow, whole_ns: int) -> tuple[str, ...]:
+    name = "  " * (len(row.way) - 1) + row.way[-1] if row.way else "(outside of every stage)"
+    return (
+        name + (f" ×{row.runs}" if row.runs > 1 else ""), duration(row.wall_ns), share(row.wall_ns, whole_ns),
+        duration(row.in_calls_ns),        f"{len(row.calls)}" + (f", {row.failed} failed" if row.failed else ""),
+        _known(row.tokens.get("input")), _known(row.tokens.get("output")),
+    )  # fmt: skip
 
 
 def _step(step: dict[str, Any]) -> tuple[str, ...]:

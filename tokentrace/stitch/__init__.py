@@ -8,9 +8,10 @@
 The rules by which a record finds its parent are in `model.Record`. A record that sticks out of its parent is cut, and
 says by how much (`tokentrace.clamped_ns`); one that lies mostly elsewhere goes to the nearest ancestor that holds it.
 Records of steps that did not serve this request are dropped and counted, and so is the engine's work before the pass
-began or after it ended: an engine may already be at a step that nobody needs when the reply is whole. Every pass in which a layer's probe ran
-shows that layer: where it left no span, one of no length carries the reason. It is named "unseen", the reason being
-`tokentrace.unseen` (it cannot be seen), or "idle" with `tokentrace.idle` (it was looked at and nothing happened there).
+began or after it ended: an engine may already be at a step that nobody needs when the reply is whole. Every pass in
+which a layer's probe ran shows that layer: where it left no span, one of no length carries the reason. It is named
+"unseen", the reason being `tokentrace.unseen` (it cannot be seen), or "idle" with `tokentrace.idle` (it was looked at
+and nothing happened there).
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from tokentrace.exchange import Exchange
 from tokentrace.model import IdSource, Process, Record, Trace
 from tokentrace.probe import LayerState
 from tokentrace.stitch._facts import exchange_facts, plain
-from tokentrace.stitch._groups import Group, add_groups, fitting
+from tokentrace.stitch._groups import STAGE, STAGE_OF, Group, add_groups, fitting
 from tokentrace.stitch._parents import resolve
 from tokentrace.stitch._write import Counts, PassWriter
 
-__all__ = ["Group", "PassRecords", "exchange_facts", "stitch"]
+__all__ = ["STAGE", "STAGE_OF", "Group", "PassRecords", "exchange_facts", "stitch"]
 
 
 @dataclass(slots=True)

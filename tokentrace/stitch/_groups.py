@@ -9,8 +9,8 @@ from typing import Any
 from tokentrace.model import STATUS_ERROR, STATUS_UNSET, Trace
 
 #: Of a pass that ended after its group: the span id of that, and by how much.
-OF, OUTLIVED = "tokentrace.stage.span_id", "tokentrace.stage.outlived_ns"
-PREFIX = "stage "
+STAGE_OF, OUTLIVED = "tokentrace.stage.span_id", "tokentrace.stage.outlived_ns"
+STAGE = "stage "
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ def add_groups(trace: Trace, groups: Sequence[Group], process: str) -> list[int]
         parent, more = fitting(trace, rows[one.above] if one.above >= 0 else 0, one.start_ns, end)
         rows.append(
             trace.add(
-                f"{PREFIX}{one.name}",
+                f"{STAGE}{one.name}",
                 0,
                 one.start_ns,
                 end,
@@ -58,4 +58,4 @@ def fitting(trace: Trace, wanted: int, start_ns: int, end_ns: int) -> tuple[int,
         row = trace.parent[row]
     if row == wanted:
         return row, {}
-    return row, {OF: f"{trace.span_id[wanted]:016x}", OUTLIVED: max(end_ns - trace.end_ns[wanted], 0)}
+    return row, {STAGE_OF: f"{trace.span_id[wanted]:016x}", OUTLIVED: max(end_ns - trace.end_ns[wanted], 0)}
