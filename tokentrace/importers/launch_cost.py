@@ -10,7 +10,7 @@ import numpy as np
 from tokentrace import gpu_events
 from tokentrace.importers import columns
 from tokentrace.importers.columns import Array, Events
-from tokentrace.importers.host import Host
+from tokentrace.importers.host import Host, nearest
 from tokentrace.importers.join import Joined
 
 #: A beginning without GPU work is told apart from this share of the recording on.
@@ -103,30 +103,34 @@ def split(events: Events, joined: Joined, host: Host, sync: Array, copies: Array
 
 def _in_backward(events: Events, host: Host, threads: Array) -> list[tuple[int, int]]:
     """(row, ns for which its thread waited in it): the thread did nothing that was recorded, and nodes of autograd's
-    graph began and ended on another thread of its process meanwhile."""
+    graph began and ended on another thread of its process meanwhile. What that thread did before and behind them in
+    the same stretch, such as DDP's last copies, was waited for too."""
     nodes = events.rows(gpu_events.OPERATOR)
     nodes = nodes[events.names_with(_AUTOGRAD)[events.name[nodes]]]
-    result: list[tuple[int, int]] = []
+    is_node = np.zeros(len(events) + 1, np.bool_)
+    is_node[nodes] = True
+    in_node = nearest(host.parent, is_node) >= 0
+    waits: list[tuple[int, int]] = []
     for thread in threads.tolist():
         process = events.tracks[thread][0]
         near = [other for other in np.unique(events.track[nodes]).tolist()
                 if other != thread and events.tracks[other][0] == process]  # fmt: skip
-        theirs = nodes[np.isin(events.track[nodes], near)]
+        theirs = host.rows[np.isin(events.track[host.rows], near)]
         if not len(theirs):
             continue
         instants, inner = _innermost(events, host, thread)
         start, end = events.start[theirs], events.end[theirs]
         at = np.searchsorted(instants, start, "right") - 1
         alone = (at >= 0) & (np.searchsorted(instants, end, "left") - 1 <= at)
-        at, start, end = at[alone], start[alone], end[alone]
-        order = np.argsort(at, kind="stable")
+        alone &= np.isin(at, at[alone & is_node[theirs]])
+        order = np.flatnonzero(alone)[np.argsort(at[alone], kind="stable")]
         at, start, end = at[order], start[order], end[order]
-        groups = np.flatnonzero(np.concatenate((np.ones(min(len(at), 1), np.bool_), at[1:] != at[:-1])))
-        if not len(groups):
-            continue
-        waited = np.maximum.reduceat(end, groups) - np.minimum.reduceat(start, groups)
-        result += zip(inner[at[groups]].tolist(), waited.tolist(), strict=True)
-    return [(row, waited) for row, waited in result if row >= 0]
+        first = np.flatnonzero(np.diff(at, prepend=-1))  # of each stretch
+        if len(first):
+            waited = np.maximum.reduceat(end, first) - np.minimum.reduceat(start, first)
+            waits += zip(inner[at[first]].tolist(), waited.tolist(), strict=True)
+    # A thread inside a call, or inside a node itself, works, whatever others do beside it.
+    return [(row, ns) for row, ns in waits if row >= 0 and not in_node[row] and events.kind[row] != gpu_events.RUNTIME]
 
 
 def _innermost(events: Events, host: Host, thread: int) -> tuple[Array, Array]:
