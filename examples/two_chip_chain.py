@@ -3,7 +3,8 @@
     python examples/two_chip_chain.py [CONFIG]
 
 CONFIG is a tokentrace.toml with the profiles "prefill", "decode" and, if there is one, "fallback"; without it the local
-engine plays both parts. Busy servers (429, 503) are asked again with growing pauses; then the fallback is asked.
+engine plays both parts. Busy servers (429, 503) are asked again with growing pauses; then the fallback is asked. Each
+part is a stage of the trace: its time holds all that was asked and the pauses between.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from _server import server
 
 import tokentrace
 from tokentrace.client.settings import Endpoint, resolve
+from tokentrace.report import Report
+from tokentrace.wording import plural
 
 TEXT = (
     "The ferry leaves the island at seven in the morning and comes back at nine in the evening. In winter it sails on "
@@ -44,8 +47,8 @@ def ask(client: httpx.Client, where: Endpoint, prompt: str, max_tokens: int) -> 
     raise AssertionError("not reached")
 
 
-def stage(client: httpx.Client, chips: list[Endpoint], prompt: str, max_tokens: int) -> tuple[str, int, int]:
-    """(reply, prompt tokens, reply tokens) of the first of these servers that answers."""
+def reply(client: httpx.Client, chips: list[Endpoint], prompt: str, max_tokens: int) -> str:
+    """Of the first of these servers that answers."""
     for number, where in enumerate(chips):
         try:
             answer = ask(client, where, prompt, max_tokens)
@@ -54,24 +57,38 @@ def stage(client: httpx.Client, chips: list[Endpoint], prompt: str, max_tokens: 
                 raise
             print(f"  {where.base_url} does not answer ({error}), trying the next")
             continue
-        usage = answer.get("usage") or {}
-        text = answer["choices"][0]["message"]["content"]
-        return text, usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+        return str(answer["choices"][0]["message"]["content"])
     raise ValueError("no server was given")
 
 
 def chain(prefill: list[Endpoint], decode: list[Endpoint]) -> None:
     with tokentrace.trace("two chip chain", save=True) as trace, httpx.Client() as client:
         with trace.stage("condense"):
-            short, read, wrote = stage(client, prefill, f"Sum up in one sentence: {TEXT}", 24)
-        print(f"condense: {read} tokens read, {wrote} written: {short!r}")
+            short = reply(client, prefill, f"Sum up in one sentence: {TEXT}", 24)
+        print(f"condense: {short!r}")
         with trace.stage("answer"):
-            answer, read, wrote = stage(client, decode, f"{short}\n\n{QUESTION}", 32)
-        print(f"answer:   {read} tokens read, {wrote} written: {answer!r}")
-    total = sum(one.wall_ns for one in trace.report.passes.values())
-    for name, one in trace.report.passes.items():
-        print(f"{name:<9} {one.wall_ns / 1e6:7.0f} ms  {one.wall_ns / total:5.0%}")
+            answer = reply(client, decode, f"{short}\n\n{QUESTION}", 32)
+        print(f"answer:   {answer!r}")
+    told(trace.report)
     print(f"one trace, id {trace.trace_id}, saved in {trace.folder}")
+
+
+def told(report: Report) -> None:
+    """The time and the tokens of each stage, and what each of its calls took."""
+    assert report.program is not None  # a trace of a program always has one
+    for stage in report.stages:
+        name = stage.way[0] if stage.way else "the rest"  # what the program did outside of both
+        tokens = {way: "?" if count is None else count for way, count in stage.tokens.items()}  # not every server tells
+        print(
+            f"{name:<9} {stage.wall_ns / 1e6:7.0f} ms  {stage.wall_ns / report.program.wall_ns:5.0%}: "
+            f"{stage.in_calls_ns / 1e6:.0f} ms in {plural(len(stage.calls), 'call')}, {stage.failed} failed, "
+            f"{(stage.wall_ns - stage.in_calls_ns) / 1e6:.0f} ms between and around"
+            + (f"; {tokens['input']} tokens read, {tokens['output']} written" if stage.calls else "")
+        )
+        if len(stage.calls) > 1:
+            print(
+                "          " + ", ".join(f"{name} {report.passes[name].wall_ns / 1e6:.0f} ms" for name in stage.calls)
+            )
 
 
 def profile(name: str) -> Endpoint:

@@ -347,7 +347,7 @@ def _time(value: Any) -> str:
 
 
 def _stage(row: StageRow, whole_ns: int) -> tuple[str, ...]:
-    name = "  " * (len(row.way) - 1) + row.way[-1] if row.way else "(outside of every stage)"
+    name = "  " * (len(row.way) - 1) + row.way[-1] if row.way else "(outside of all)"
     return (
         name + (f" ×{row.runs}" if row.runs > 1 else ""), duration(row.wall_ns), share(row.wall_ns, whole_ns),
         duration(row.in_calls_ns),        f"{len(row.calls)}" + (f", {row.failed} failed" if row.failed else ""),
