@@ -23,7 +23,7 @@ from typing import Any
 
 from tokentrace.model import STATUS_ERROR, STATUS_UNSET, Attributes, Record
 from tokentrace.probe import Columns, Finding, LayerState, ProbeContext, Raw
-from tokentrace.probes._agent import FIX, AgentProbe, unseen_from_outside
+from tokentrace.probes._agent import FIX, AgentProbe, unseen_from_outside, without_agent
 from tokentrace.probes._cache_entries import told
 from tokentrace.probes._cache_entries.watch import CacheWatch
 from tokentrace.probes._caches import VARIABLES, CacheFolder, cache_folders
@@ -77,6 +77,11 @@ class JitProbe(AgentProbe):
             finding.sentence for finding in map(cache_finding, folders) if finding.status in ("warn", "fail")
         ]
         self.state.facts["findings"] += late_sentences(raws)
+        missing = without_agent(context, "engine", "worker")
+        if missing is not None and self.state.status == "idle":
+            raise missing
+        if missing is not None:
+            self.state.reason = "; ".join(filter(None, [str(missing), self.state.reason]))
         return records
 
     def _conclude(self, context: ProbeContext, raws: list[Raw], header: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from tokentrace.errors import EndpointError
 from tokentrace.model import DOWN, UP, Attributes, Record
 from tokentrace.probe import Finding, LayerState, ProbeContext, ProbeUnavailable, Raw, Server
 from tokentrace.probes import _metrics
-from tokentrace.probes._agent import AgentProbe
+from tokentrace.probes._agent import AgentProbe, without_agent
 from tokentrace.probes._hops import hops
 from tokentrace.probes._request import ended, our_id, step_key, step_of
 
@@ -75,11 +75,12 @@ class QueueProbe(AgentProbe):
         if context.agent is None:
             return self._outside(context)
         raws = context.agent.records(GROUP)
+        missing = without_agent(context, "engine")
         steps = {(r.process, r.data["index"]): r for r in raws if r.name == "step"}
         served = (str(rid) for step in steps.values() for rid in step.data.get("reqs", ()))
         rid = our_id(context, served) or our_id(context, (str(r.data.get("rid", "")) for r in raws))
         if not rid:
-            raise ProbeUnavailable(
+            raise missing or ProbeUnavailable(
                 "the engine recorded no request of ours" if not steps else "which of its requests is ours is not known",
                 fix="look at the server's log: the request may have been refused before it came to the engine",
             )
@@ -94,6 +95,8 @@ class QueueProbe(AgentProbe):
         if not records:
             raise ProbeUnavailable("the engine recorded nothing for this request", fix="look at the server's log")
         records.append(_request([*own, *ours.values()], rid))
+        if missing is not None:
+            self.state.reason, self.state.fix = f"its steps are not seen: {missing}", missing.fix
         self._facts(list(ours.values()), own)
         for one in between:
             if one.name == "input queue":

@@ -16,7 +16,7 @@ from typing import Any
 
 from tokentrace.model import DOWN, UP, Attributes, Record
 from tokentrace.probe import Agent, Columns, Finding, LayerState, ProbeContext, ProbeUnavailable, Raw
-from tokentrace.probes._agent import FIX, AgentProbe, unseen_from_outside
+from tokentrace.probes._agent import FIX, AgentProbe, unseen_from_outside, without_agent
 from tokentrace.probes._request import our_id, step_key, step_of, window
 
 LAYER = 5
@@ -64,7 +64,7 @@ class TensorProbe(AgentProbe):
             if columns.header.get("dropped"):
                 self.state.reason = f"{columns.header['dropped']} parts found no room in the agent's buffer"
         if not records and not modules:
-            raise ProbeUnavailable(
+            raise without_agent(context, "engine", "worker") or ProbeUnavailable(
                 "the model ran nothing for this request",
                 fix="look at the server's log: the request may have been refused before it came to the model",
             )

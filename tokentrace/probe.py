@@ -102,6 +102,8 @@ class ProbeContext:
         """The agent, or ProbeUnavailable: this layer lies inside the server's process."""
         if self.no_agent:
             raise ProbeUnavailable(self.no_agent, fix=AGENT_FIX)
+        if self.agent is None and (outside := self.options.get("outside")):  # (why nobody could get in, what helps)
+            raise ProbeUnavailable(f"it lies inside the server's process: {outside[0]}", fix=outside[1])
         if self.agent is None:
             raise ProbeUnavailable("it lies inside the server's process, seen here only from outside", fix=fix)
         return self.agent

@@ -187,7 +187,7 @@ def test_watching_from_outside_is_refused_with_the_reason(tmp_path: Path) -> Non
     assert done.returncode == 2 and "tokens" not in done.stdout
     assert (
         "from inside the server only: --method outside" in done.stderr
-        and "fix: leave --method outside out" in done.stderr
+        and "fix: attach without --method outside" in done.stderr
     )
 
 
@@ -216,9 +216,11 @@ def test_an_agent_that_waits_is_found_and_used(runtime: Path, tmp_path: Path, mo
         server = ServerProcess(process.pid, "single", "", proc.started(process.pid), "3.11")
         found = Found("", "vllm", "", (server,), waiting)
         assert plan(found).depth == "agent"
-        for method in ("auto", "agent"):
+        asked = f"an agent waits in process {process.pid}: it was taken, not --method borrow"
+        for method in ("auto", "agent", "borrow"):
             with attach.open(found, method=method) as attached:
                 assert attached.depth == "agent" and attached.inside[0].way == ""
+                assert attached.notes == ([asked] if method == "borrow" else [])
                 taken = plan(found)
                 assert f"another tokentrace (process {os.getpid()}) is attached" in taken.refused
                 assert taken.refused_fix and [one.way for one in taken.processes] == ["taken"]

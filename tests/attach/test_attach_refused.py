@@ -22,7 +22,13 @@ from tokentrace.attach.attached import METHODS
 from tokentrace.attach.found import ServerProcess
 from tokentrace.attach.obstacles import obstacle
 from tokentrace.attach.plan import plan
-from tokentrace.errors import AttachError, TokentraceError
+from tokentrace.attach.session import without_agent
+from tokentrace.cli._attach_shown import as_document
+from tokentrace.errors import AttachError, ProbeUnavailable, TokentraceError
+from tokentrace.exchange import Exchange
+from tokentrace.layers import by_number
+from tokentrace.probe import Columns, ProbeContext, Raw
+from tokentrace.registry import create
 
 Start = Callable[..., Program]
 ROOT = os.geteuid() == 0
@@ -200,6 +206,9 @@ def test_something_that_is_no_inference_server(tmp_path: Path) -> None:
         ("http://localhost:1", "Hi", "--method", "magic"),
         ("--pid", "999999999", "Hi"),
         ("http://localhost:1", "--requests", "2", "-o", "x.jsonl"),
+        ("http://localhost:1", "--for", "30s", "--steps", "5"),
+        ("http://localhost:1", "Hi", "--deep"),
+        ("http://localhost:1", "Hi", "--with-text"),
     ],
 )
 def test_a_command_that_makes_no_sense(arguments: tuple[str, ...]) -> None:
@@ -207,6 +216,71 @@ def test_a_command_that_makes_no_sense(arguments: tuple[str, ...]) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("tokentrace: ") and "fix:" in done.stderr
     assert len(done.stderr.splitlines()) == 2
+
+
+def test_a_method_that_was_asked_for_works_in_every_process_or_is_refused(program: Start) -> None:
+    good, bad = program("waiting"), replace(program("sleeping").as_server, python="3.9")
+    found = attach.Found("", "vllm", "", (replace(good.as_server, role="api"), replace(bad, role="engine")))
+    with pytest.raises(AttachError, match=r"3\.10 to 3\.14") as error:
+        attach.open(found, method="borrow")
+    assert error.value.fix
+    with attach.open(found) as attached:
+        assert [one.process.pid for one in attached.inside] == [good.pid]
+        told = without_agent(attached)
+        document = as_document(attached, "auto")
+    assert list(told) == ["engine"] and f"no agent in process {bad.pid} (engine core)" in told["engine"][0]
+    assert (document["depth"], document["reason"]) == ("injected", attached.reason)
+    assert [one["way"] for one in document["processes"]] == ["borrow", ""]
+    said = good.end()
+    assert said["modules"] == [] and said["threads"] == 0
+
+
+class OnlyTheApiServer:
+    """An agent of a server's API process, which sees nothing of the engine."""
+
+    def enable(self, group: str, options: object = None) -> None:
+        return
+
+    def disable(self, group: str) -> None:
+        return
+
+    def records(self, group: str) -> list[Raw]:
+        data = {"rid": "a", "tokens": 3}
+        return [Raw("engine", "submit", 10, 20, 1, "1", data)] if group == "engine" else []
+
+    def columns(self, group: str) -> list[Columns]:
+        return [Columns("jit", "1", {"watched": ["dynamo"]}, {})] if group == "jit" else []
+
+    def facts(self) -> dict[str, object]:
+        return {"engine": "vllm", "compile": False}
+
+
+def test_nothing_seen_of_a_process_without_agent_is_not_nothing() -> None:
+    options = {"without_agent": {"engine": ("there is no agent in process 7 (engine core)", "do that")}}
+    exchange = Exchange("", "m", 0, "", start_ns=1, end_ns=100, response_id="a")
+    agent = OnlyTheApiServer()
+    context = ProbeContext("attach", "once", True, "m", agent, None, exchange, "a", options)
+    for number in (5, 4, 3, 2):
+        probe = create(by_number(number))
+        with pytest.raises(ProbeUnavailable, match="no agent in process 7") as error:
+            probe.arm(context)
+            list(probe.collect(context))
+        assert error.value.fix == "do that"
+    queue = create(by_number(6))
+    queue.arm(context)
+    assert (
+        list(queue.collect(context)) and "its steps are not seen: there is no agent in process 7" in queue.state.reason
+    )
+    context.options = {}
+    with pytest.raises(ProbeUnavailable, match="ran nothing"):
+        list(create(by_number(5)).collect(context))
+
+
+def test_from_outside_the_layers_inside_say_why_and_what_helps_there() -> None:
+    outside = {"outside": ("--method outside was asked for", "attach without --method outside")}
+    with pytest.raises(ProbeUnavailable, match="server's process: --method outside was asked for") as error:
+        ProbeContext("attach", "once", True, options=outside).need_agent("tokentrace attach URL")
+    assert error.value.fix == "attach without --method outside"
 
 
 def test_a_private_folder_that_is_not_private(runtime: Path, tmp_path: Path) -> None:

@@ -110,7 +110,9 @@ def open(found: Found, *, method: str = "auto") -> Attached:
     if stopped is not None:
         raise stopped
     if method == "outside":
-        return Attached(found, "outside", reason="--method outside was asked for", fix="leave --method outside out")
+        return Attached(
+            found, "outside", reason="--method outside was asked for", fix="attach without --method outside"
+        )
     if not found.processes:
         if method != "auto":
             raise AttachError(found.reason or "none of the server's processes can be seen", fix=found.fix)
@@ -119,9 +121,12 @@ def open(found: Found, *, method: str = "auto") -> Attached:
     try:
         attached._stack.enter_context(private.only_one(found.processes[0].pid))
         _connect(attached, method)
+        waited = [str(one.process.pid) for one in attached.inside]
+        if waited and method not in ("auto", "agent"):
+            attached.notes.append(f"an agent waits in process {listed(waited)}: it was taken, not --method {method}")
         if method != "agent":
             _put_in(attached, method)
-        if not attached.inside and method != "auto":
+        if method != "auto" and len(attached.inside) < len(found.processes):
             raise AttachError(attached.reason, fix=attached.fix)
     except BaseException:
         attached.close()

@@ -95,7 +95,7 @@ class Plan:
         }
 
 
-def plan(found: Found, method: str = "auto", *, watching: bool = False, told: bool = False) -> Plan:
+def plan(found: Found, method: str = "auto", *, watching: bool = False, told: bool = False, deep: bool = False) -> Plan:
     """What `attach.open` with this method would come to, for a prompt of ours or for `watching` others' requests.
     `told`: the server's own spans are received, by which others' requests can be watched from outside too.
 
@@ -110,9 +110,9 @@ def plan(found: Found, method: str = "auto", *, watching: bool = False, told: bo
     against = next((one for one in processes if one.reason), None)
     reason, fix = (against.reason, against.fix) if against is not None else (found.reason, found.fix)
     if method == "outside":
-        reason, fix = "--method outside was asked for", "leave --method outside out"
+        reason, fix = "--method outside was asked for", "attach without --method outside"
     wraps = _wraps(found, {one.process.role for one in inside})
-    layers = [_layer(one, depth, reason, fix, watching) for one in load()]
+    layers = [_layer(one, depth, reason, fix, watching, deep) for one in load()]
     if told and watching and depth == "outside":
         layers = [replace(one, seen=True, what=_TOLD, fix="") if one.number == 6 else one for one in layers]
     against_all = refusal(found, method)
@@ -178,19 +178,20 @@ def _local_targets() -> list[str]:
     return [hook.target for group in (HttpGroup, TokenizerGroup, EngineGroup, ModelGroup) for hook in group().hooks()]
 
 
-def _layer(layer: Layer, depth: Depth, reason: str, fix: str, watching: bool) -> PlannedLayer:
+def _layer(layer: Layer, depth: Depth, reason: str, fix: str, watching: bool, deep: bool) -> PlannedLayer:
     number, title = layer.number, layer.title
     if number == 1:
         return _power(layer, watching)
     if watching and depth == "outside":
         return PlannedLayer(number, title, False, "requests of others are seen from inside only", fix or PLUGIN_FIX)
-    if watching and number in (4, 3):
-        return PlannedLayer(number, title, False, "left out, so that nobody is slowed down", "ask a prompt of your own")
+    if watching and number in (4, 3) and not deep:
+        return PlannedLayer(number, title, False, "left out, so that nobody is slowed down", "add --deep")
     if depth == "outside":
         if number in _FROM_OUTSIDE:
             return PlannedLayer(number, title, True, _FROM_OUTSIDE[number])
         return PlannedLayer(number, title, False, f"it lies inside the server: {reason}" if reason else "inside", fix)
-    return PlannedLayer(number, title, True, _FROM_INSIDE[number])
+    what = _FROM_INSIDE[number]
+    return PlannedLayer(number, title, True, what.replace("the deep pass", "some requests") if watching else what)
 
 
 def _power(layer: Layer, watching: bool) -> PlannedLayer:

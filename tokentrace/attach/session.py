@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tokentrace import session, workflow
 from tokentrace.agent_client import AgentClient, AgentGroup
 from tokentrace.attach import progress
+from tokentrace.attach.found import PARTS
 from tokentrace.attach.obstacles import halted
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ class Attached(Protocol):
     def found(self) -> Found: ...
     @property
     def depth(self) -> Depth: ...
+    @property
+    def reason(self) -> str: ...
     @property
     def fix(self) -> str: ...
     @property
@@ -52,7 +55,14 @@ def ask(
         raise stopped  # the prompt would wait for an answer until its timeout
     assert settings.endpoint is not None, "an attached server has an endpoint"
     agent = AgentGroup(attached.agents) if attached.agents else None
-    prompt.options = {"with_text": True, "ops": {"steps": steps}, **prompt.options}
+    prompt.options = {
+        "with_text": True,
+        "ops": {"steps": steps},
+        "without_agent": without_agent(attached),
+        **prompt.options,
+    }
+    if agent is None and attached.reason:
+        prompt.options["outside"] = (attached.reason, attached.fix)
     once = settings.once or agent is None
     outcome = session.run_passes(
         prompt,
@@ -78,6 +88,19 @@ def ask(
     if stands.state == "stalled":
         run.warnings.append(f"{stands.sentence} {stands.fix}")
     return run
+
+
+def without_agent(attached: Attached) -> dict[str, tuple[str, str]]:
+    """The parts of a server that have no agent while others have one: role -> (why, fix), for the probes. Empty from
+    outside, where there is none anywhere."""
+    there = {agent.pid_here for agent in attached.agents}
+    found: dict[str, tuple[str, str]] = {}
+    for process in attached.found.processes if there else ():
+        if process.pid not in there:
+            name = f"{PARTS[process.role]} {process.rank}".strip()
+            why = f": {attached.reason}" if attached.reason else ""
+            found.setdefault(process.role, (f"there is no agent in process {process.pid} ({name}){why}", attached.fix))
+    return found
 
 
 def engine_facts(attached: Attached, agent: AgentGroup | None) -> dict[str, Any]:

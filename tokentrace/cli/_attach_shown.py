@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -32,6 +33,20 @@ def _say_depth(say: Callable[[str], None], one: Attached | Plan) -> None:
         say(f"  not deeper: {one.reason}")
     if one.fix:
         say(f"  fix: {one.fix}")
+
+
+def as_document(attached: Attached, method: str) -> dict[str, Any]:
+    """How deep we got, by which method, and in which processes, for JSON. `way`: waits, how the agent was put in, or
+    "" where there is none."""
+    ways = {one.process.pid: one.way or "waits" for one in attached.inside}
+    return {
+        "method": method,
+        "depth": attached.depth,
+        "reason": attached.reason,
+        "fix": attached.fix,
+        "processes": [{**asdict(one), "way": ways.get(one.pid, "")} for one in attached.found.processes],
+        "notes": list(attached.notes),
+    }
 
 
 def show_attached(attached: Attached, console: Console, receiver: Receiver | None = None) -> None:

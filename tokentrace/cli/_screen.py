@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,8 +27,17 @@ def _terminated(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def show(done: Run, console: Console, *, endpoint: Endpoint | None, as_json: bool, quiet: bool, detail: bool) -> None:
-    """Report, warnings and errors of a run, and the exit code that goes with them.
+def show(
+    done: Run,
+    console: Console,
+    *,
+    endpoint: Endpoint | None,
+    as_json: bool,
+    quiet: bool,
+    detail: bool,
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """Report, warnings and errors of a run, and the exit code that goes with them. `more` is added to the JSON.
 
     A request to `endpoint` that failed ends with the doctor's sentence for that failure.
     """
@@ -42,7 +52,7 @@ def show(done: Run, console: Console, *, endpoint: Endpoint | None, as_json: boo
     if as_json:
         import orjson
 
-        click.echo(orjson.dumps(done.report.to_json(), option=orjson.OPT_INDENT_2).decode())
+        click.echo(orjson.dumps({**done.report.to_json(), **(more or {})}, option=orjson.OPT_INDENT_2).decode())
     elif not quiet and (done.error is None or detail or done.report.reply):
         # A request that failed before a byte of its reply came has nothing to show but the failure.
         print_report(done.report, console, detail=detail, runs_folder=runs.folder())

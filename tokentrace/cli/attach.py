@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tokentrace.cli import _options
-from tokentrace.cli._attach_shown import show_attached, show_plan
+from tokentrace.cli._attach_shown import as_document, show_attached, show_plan
 from tokentrace.cli._receive import receiving
 from tokentrace.cli._screen import Screen, end_as_ctrl_c_does, show
 from tokentrace.errors import AttachError, UsageError
@@ -41,7 +41,7 @@ class _Asked:
     requests: int | None
     with_text: bool
     deep: bool
-    steps: int
+    steps: int | None
     dry_run: bool
     method: str
     receive: str | None
@@ -93,7 +93,7 @@ class _Asked:
 @click.option("--requests", type=click.IntRange(1), metavar="N", help="Watch until N requests of others have ended.")
 @click.option("--with-text", is_flag=True, help="Keep text and token ids of others' requests; default: counts only.")
 @click.option("--deep", is_flag=True, help="Watch the modules and operators of others' requests too; slows them down.")
-@click.option("--steps", type=click.IntRange(1), default=3, show_default=True, help="Steps that are profiled.")
+@click.option("--steps", type=click.IntRange(1), metavar="N", help="Steps that are profiled; default: 3.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and stop.")
 @click.option("--method", default="auto", show_default=True, help="auto, agent, borrow, gdb or outside; see below.")
 @_options.RECEIVE
@@ -148,7 +148,7 @@ def command(**given: Any) -> None:
     endpoint = _endpoint(asked)
     found = attach.find(endpoint, pid=asked.pid)
     method = asked.method
-    expected = plan(found, method, watching=asked.watching, told=asked.receive is not None)
+    expected = plan(found, method, watching=asked.watching, told=asked.receive is not None, deep=asked.deep)
     if asked.dry_run:
         show_plan(expected, console, as_json=asked.as_json)
         return
@@ -156,19 +156,22 @@ def command(**given: Any) -> None:
         click.echo("warning: a debugger stops the whole server for up to 2 s in each of its processes", err=True)
     settings = _settings(asked, _reached(asked, found, endpoint))
     prompt = _prompt(asked)
-    code, done = 0, None
+    code, done, attached_as = 0, None, None
     with receiving(asked.receive) as settings.receiver, attach.open(found, method=method) as attached:
         if not asked.quiet:
             show_attached(attached, console, settings.receiver)
         if prompt is None:
             code = _watch(asked, attached, settings, console, expected)
         else:
+            attached_as = as_document(attached, method)
+            del attached_as["notes"]  # a report has notes of its own
             done = _ask(asked, attached, prompt, settings, console)
         left = attached.close()
     for sentence in left:
         click.echo(f"warning: {sentence}", err=True)
     if done is not None:
-        show(done, console, endpoint=settings.endpoint, as_json=asked.as_json, quiet=asked.quiet, detail=asked.detail)
+        look = {"as_json": asked.as_json, "quiet": asked.quiet, "detail": asked.detail}
+        show(done, console, endpoint=settings.endpoint, more=attached_as, **look)
     sys.exit(code)
 
 
@@ -190,6 +193,19 @@ def _check(asked: _Asked) -> None:
             "nothing was asked for",
             fix='add a prompt ("Hi"), or --for 30s to watch the requests of others, or --dry-run',
         )
+    if asked.watching and asked.steps is not None and not asked.deep:
+        raise UsageError(
+            "--steps says how many steps are profiled, and watching profiles none",
+            fix="add --deep, or leave --steps out",
+        )
+    for option, given, anyway in (
+        ("--with-text", asked.with_text, "the text of a prompt of yours is kept anyway"),
+        ("--deep", asked.deep, "the second request of a prompt of yours is looked into deeply anyway"),
+    ):
+        if given and not asked.watching:
+            raise UsageError(
+                f"{option} is for watching requests of others; {anyway}", fix=f"leave {option} out, or add --for 30s"
+            )
     if asked.output is not None:
         emit.check_target(asked.output)
 
@@ -266,9 +282,10 @@ def _prompt(asked: _Asked) -> Ask | None:
 def _ask(asked: _Asked, attached: Attached, prompt: Ask, settings: Settings, console: Console) -> Run:
     """One prompt of ours; the reply is shown as it streams."""
     from tokentrace import attach
+    from tokentrace.attach.session import STEPS
 
     screen = Screen(console, show_text=not asked.as_json, show_progress=not asked.quiet)
-    done = attach.ask(attached, prompt, settings, screen, steps=asked.steps)
+    done = attach.ask(attached, prompt, settings, screen, steps=asked.steps or STEPS)
     screen.end()
     return done
 
@@ -278,6 +295,7 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
 
     Raises AttachError from outside, where nothing of them is seen unless the server's own spans are received.
     """
+    from tokentrace.attach.session import STEPS
     from tokentrace.attach.told import watch_told
     from tokentrace.attach.watch import Row, watch
     from tokentrace.attach.watch import show as show_rows
@@ -313,7 +331,7 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
         bounds: dict[str, Any] = {"for_s": asked.for_s, "requests": asked.requests, "idle": noted}
         if receiver is not None and not attached.agents:
             return watch_told(attached, settings, receiver, **bounds)
-        more: dict[str, Any] = {"with_text": asked.with_text, "deep": asked.deep, "steps": asked.steps}
+        more: dict[str, Any] = {"with_text": asked.with_text, "deep": asked.deep, "steps": asked.steps or STEPS}
         return watch(attached, settings, receiver=receiver, **more, **bounds)
 
     def runs(idle: Any) -> Any:
@@ -337,7 +355,7 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
             pass
         document = {
             **expected.to_json(),
-            "depth": attached.depth,
+            **as_document(attached, asked.method),
             "requests": [asdict(row) for row in rows],
             "under_way": under_way,
         }
