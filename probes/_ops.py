@@ -11,9 +11,10 @@ import numpy as np
 from tokentrace.model import Attributes
 from tokentrace.probe import Finding, LayerState, ProbeContext, ProbeUnavailable
 from tokentrace.probes import _kineto
-from tokentrace.probes._agent import FIX, AgentProbe, unseen_from_outside
+from tokentrace.probes._agent import FIX, AgentProbe, unseen_from_outside, without_agent
 from tokentrace.probes._flops import flops
 from tokentrace.probes._kineto import Events, Ints, Mask
+from tokentrace.probes._recorded import which
 from tokentrace.probes._request import our_id, step_key, step_of, window
 
 GROUP = "ops"
@@ -107,17 +108,23 @@ def events(context: ProbeContext, known: Sequence[Step], state: LayerState) -> l
     the recording cost goes to `state.facts["profiler"]`.
     """
     agent = context.need_agent(FIX)
-    found, problems = [], []
+    found: list[Events] = []
+    problems: list[str] = []
     recordings = agent.columns(GROUP)
     workers = frozenset(raw.process for raw in agent.records("model") if raw.name == "work" and "engine" in raw.data)
     for columns in recordings:
-        problems += [str(columns.header[name]) for name in ("problem", "limited") if columns.header.get(name)]
+        problems += filter(
+            None, (str(columns.header.get("problem") or ""), which(columns.header, columns.process, known))
+        )
         others = _foreign(known, columns.process, workers)
         part = _kineto.from_columns(columns, window(context), others)
         state.facts.setdefault("profiler", []).append(_cost(part))
         if len(part):
             found.append(part)
     if not found:
+        missing = without_agent(context, "engine", "worker")
+        if missing is not None and not problems:
+            raise missing
         nothing = NO_EVENTS if recordings else NO_RECORDING
         raise ProbeUnavailable(_said(problems) or nothing, fix="run the request again", layer=state.layer)
     if problems:

@@ -20,6 +20,7 @@ from tokentrace.probe import Finding, LayerState, ProbeContext, ProbeUnavailable
 from tokentrace.probes._agent import AgentProbe
 from tokentrace.probes._request import our_id
 from tokentrace.probes._text import quote
+from tokentrace.wording import plural
 
 LAYER = 7
 GROUP = "tokenizer"
@@ -162,7 +163,7 @@ def _record(
     if raw.name == "render":
         pass  # what it took and gave say the two parts of it
     elif raw.name == "template":
-        said = quote(prompt_of(exchange.request)) if exchange is not None else f"{data.get('chars_in', '?')} characters"
+        said = quote(prompt_of(exchange.request)) if exchange is not None else _characters(data.get("chars_in"))
         attributes["tokentrace.template.characters"] = data.get("chars_out", 0)
         attributes["tokentrace.form.in"] = said
         attributes["tokentrace.form.out"] = _text(data, "text_out", "chars_out")
@@ -172,7 +173,7 @@ def _record(
         ids, count = data.get("ids") or [], int(data.get("count") or 0)
         attributes.update(_ids(ids, count))
         attributes["tokentrace.form.in"] = (
-            _text(rendered.data, "text_out", "chars_out") if rendered is not None else f"{data['chars']} characters"
+            _text(rendered.data, "text_out", "chars_out") if rendered is not None else _characters(data["chars"])
         )
         attributes["tokentrace.form.out"] = ids_text(ids, count)
     elif data.get("count", 1) != 1:  # a whole reply at once
@@ -200,7 +201,11 @@ def _record(
 def _text(data: Mapping[str, Any], text: str, characters: str) -> str:
     if text in data:
         return quote(data[text])
-    return f"{data.get(characters, '?')} characters"
+    return _characters(data.get(characters))
+
+
+def _characters(count: int | None) -> str:
+    return "? characters" if count is None else plural(count, "character")
 
 
 def _ids(ids: Sequence[int], count: int) -> Attributes:

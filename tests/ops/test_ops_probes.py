@@ -177,6 +177,35 @@ def test_a_recording_of_some_steps_only_says_so() -> None:
     assert probe.state.reason.startswith("the profiler recorded the first 2 steps only; eager mode")
 
 
+@pytest.mark.parametrize(
+    ("at", "told"),
+    [
+        ((100, 290), "the profiler recorded the first 2 steps only"),
+        ((100, 190), "the profiler recorded the first step only"),
+        ((300, 390), "the profiler recorded 1 of this request's 4 steps (number 3): it records the first ones after"),
+        ((200, 390), "the profiler recorded 2 of this request's 4 steps (number 2 to 3): it records the first ones"),
+        ((100, 490), "eager mode"),
+    ],
+)
+def test_which_of_a_requests_steps_were_recorded_is_told_by_their_times(at: tuple[int, int], told: str) -> None:
+    begin, end = at
+    limits = {"limited": "the profiler recorded the first 2 steps only", "recorded_steps": 2}
+    rows = [{**row, "start": row["start"] + begin - 100, "end": row["end"] + begin - 100} for row in LINEAR[:1]]
+    steps = [step(0, 1, 95, b=1), *(step(n, 100 * n, 100 * n + 90, a=1, b=1) for n in range(1, 5))]
+    agent = Answering([columns(rows, start_ns=begin, end_ns=end, **limits)], steps)
+    probe = KernelProbe()
+    collect(probe, agent, request="a")
+    assert probe.state.reason.startswith(told)
+
+
+def test_a_recording_of_other_requests_steps_says_nothing_of_this_one() -> None:
+    limited = "the profiler recorded the first 2 steps only"
+    recorded = columns([{"name": "aten::mm", "start": 10, "end": 90}], start_ns=1, end_ns=95, limited=limited)
+    agent = Answering([recorded], [step(0, 1, 95, b=1), step(1, 500, 590, a=1), step(2, 600, 690, a=1)])
+    with pytest.raises(ProbeUnavailable, match="steps of other requests only"):
+        collect(OperatorProfilerProbe(), agent, request="a")
+
+
 @pytest.mark.parametrize("probe", [OperatorProfilerProbe, KernelProbe])
 def test_reasons_for_seeing_nothing(probe: Any) -> None:
     with pytest.raises(ProbeUnavailable, match="inside the server's process"):

@@ -296,7 +296,7 @@ class OpsGroup:
     def _pause_after(self, profiler: TorchProfiler, limit: int) -> None:
         if self._gate.steps >= limit:
             profiler.header.setdefault("recorded_steps", self._gate.steps)
-            profiler.pause(f"the profiler recorded the first {limit} steps only")
+            profiler.pause(f"the profiler recorded the first {'step' if limit == 1 else f'{limit} steps'} only")
 
     def _pause_late(self, profiler: TorchProfiler, seconds: float) -> None:
         why = f"the profiler recorded the first {seconds:g} s only"

@@ -18,6 +18,7 @@ from tokentrace.model import IdSource, Process, Record, Trace
 from tokentrace.probe import Columns, LayerState, ProbeContext, ProbeUnavailable, Raw
 from tokentrace.probes._http_server import server_side
 from tokentrace.probes._ops import NO_EVENTS, NO_RECORDING
+from tokentrace.probes._recorded import NO_OURS
 from tokentrace.probes._request import ended, step_of
 from tokentrace.receive.join import Told, add_told
 from tokentrace.registry import create
@@ -47,6 +48,7 @@ class Served:
     columns: list[Columns] = field(default_factory=list)
     replies: int = 1
     tokens: int | None = None
+    cut: str = ""  # why it was seen in part only
 
     def named(self, name: str) -> list[Raw]:
         return [raw for raw in self.raws if raw.name == name]
@@ -118,6 +120,22 @@ class Sorter:
             whole = sum(told) if len(told) == len(made) else None
             found.append(Served(rid, request, raws, replies=1 + len(siblings), tokens=whole))
         self._prune(now_ns)
+        return found
+
+    def cut(self, now_ns: int, why: str) -> list[Served]:
+        """All requests, those that are under way as far as their records have come: no more will, as `why` says."""
+        cut = [rid for rid in self._own if rid not in self._ended]
+        for rid in cut:
+            raws = self._own[rid]
+            first = min(raws, key=lambda raw: raw.start_ns)
+            ends = [raw.end_ns for raw in (*raws, *(one for key in self._of.get(rid, []) for one in self._steps[key]))]
+            self._ended[rid] = Raw("http", "request", first.start_ns, max(ends), first.thread, first.process,
+                                   {"rid": rid, "error": why})  # fmt: skip
+            raws.append(self._ended[rid])
+        last = max((raw.end_ns for raw in self._ended.values()), default=now_ns)
+        found = self.finished(max(now_ns, last) + self._settle_ns)
+        for served in found:
+            served.cut = why if served.rid in cut else ""
         return found
 
     def _prune(self, now_ns: int) -> None:
@@ -218,7 +236,7 @@ def _collect(number: int, context: ProbeContext, records: list[Record]) -> Layer
         records.extend(probe.collect(context))
         return probe.state
     except ProbeUnavailable as error:
-        if number in DEEP and str(error) in (NO_RECORDING, NO_EVENTS):
+        if number in DEEP and str(error) in (NO_RECORDING, NO_EVENTS, NO_OURS):
             return LayerState(number, "unseen", SPENT, "watch longer, or raise --steps", probe.state.facts)
         return LayerState(number, "unseen", str(error), error.fix, probe.state.facts)
     except Exception as error:  # noqa: BLE001 - a layer that fails never fails the others
