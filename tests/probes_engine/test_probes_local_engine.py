@@ -134,7 +134,8 @@ def test_all_of_it_makes_one_tree(agent: AgentClient, running: Any) -> None:
         process=handler.process, thread=handler.thread, request=rid, flow=True, envelope=True,
     )  # fmt: skip
     records = [chat, post, *(r for layer in found.values() for r in layer)]
-    one = PassRecords("deep", exchange.start_ns, exchange.end_ns, records, list(states.values()), 99, rid)
+    until = max(exchange.end_ns, *(r.end_ns for r in records))  # a pass lasts until its records are collected
+    one = PassRecords("deep", exchange.start_ns, until, records, list(states.values()), 99, rid)
     trace = stitch([one])
     name = [trace.names[i] for i in trace.name]
     above = [name[p] if p >= 0 else "" for p in trace.parent]

@@ -50,9 +50,10 @@ def _beside(record: Record, served: bool) -> bool:
 
 
 def _is_work(record: Record, records: Sequence[Record], parent: int) -> bool:
-    """Whether a record is of the engine's work, a step or what ran in one, rather than of the request itself."""
+    """Whether a record is of the engine's work, a step or what ran in one, rather than of the request itself. What a
+    device runs later was launched in time."""
     in_step = parent != NONE and records[parent].layer == 6 and records[parent].name == "step"
-    return record.layer <= 6 and (not record.flow or in_step)
+    return record.layer <= 6 and (not record.flow or in_step) and not record.link_keys
 
 
 class PassWriter:
@@ -105,8 +106,10 @@ class PassWriter:
                 wanted = placed.parent[wanted]
             parent = row_of[wanted] if wanted != NONE else self.row
             if start < trace.start_ns[parent] or end > trace.end_ns[parent]:
-                # What the pass's own ends cut off stays where it is, beside the rest that was cut there.
+                # What only the pass's own ends cut stays where it is, beside the rest that was cut there.
                 fitting = self._climb(parent, record, min(max(start, first), last), max(min(end, last), first))
+                if fitting != parent:
+                    fitting = self._climb(parent, record, start, end)
                 counts.moved += fitting != parent
                 parent = fitting
             out = 0
