@@ -8,7 +8,7 @@ import pytest
 from support.records import T0, request_pass
 
 from tokentrace import runs
-from tokentrace.compare import compare
+from tokentrace.compare import compare, sides
 from tokentrace.model import IdSource
 from tokentrace.report import build
 from tokentrace.stitch import stitch
@@ -65,6 +65,20 @@ def test_no_pass_is_compared_with_itself(kept: dict[str, str]) -> None:
         assert of_one.missing[level] == "both sides have only the deep pass of one run"
     of_two = compare([f"{kept['one']}:warm"], [f"{kept['other']}:deep"])
     assert of_two.levels["modules"] and of_two.levels["operators"] and not of_two.levels["spans"]
+
+
+def test_passes_of_one_run_are_read_once_however_large_it_is(
+    kept: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [kept["one"], kept["other"]]
+    plain = compare(names, names, base_pass="cold", new_pass="warm").to_json()
+    read: list[Path] = []
+    reading = sides._read
+    monkeypatch.setattr(sides, "_KEPT_SPANS", 0)
+    monkeypatch.setattr(sides, "_read", lambda path: (read.append(path), reading(path))[1])
+    assert compare(names, names, base_pass="cold", new_pass="warm").to_json() == plain
+    assert [path.parent.name for path in read] == names
+    assert compare([kept["one"]], [kept["once"]]).base[0].pass_name == "deep", "read again, as it was let go"
 
 
 def test_programs_of_several_calls_meet_by_the_name_of_the_call(

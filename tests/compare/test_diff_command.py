@@ -86,6 +86,20 @@ def test_the_page_needs_nothing_and_runs_nothing(stored: tuple[Path, list[str]],
     assert "default-src 'none'" in text and "encode" in text and len(text) < 200_000
 
 
+def test_a_folder_with_one_run_in_it_is_that_run(stored: tuple[Path, list[str]], tmp_path: Path) -> None:
+    data, names = stored
+    for number, at in ((1, 200_000), (2, 30 * MS)):
+        made = trace(encode=at, seed=number, jitter=600)
+        runs.save(made, made, build(made), out=tmp_path / "out" / str(number))
+    one, other = (str(tmp_path / "out" / str(number)) for number in (1, 2))
+    found = orjson.loads(diff(one, f"{other}:once", "--json", data=data).stdout)
+    assert found["verdict"]["layer"] == 7 and found["new"]["measurements"][0]["pass"] == "once"
+    several = diff(str(data / "runs"), names[0], data=data, code=2)
+    assert "there are 6 runs in" in several.stderr and "name one of them" in several.stderr
+    (tmp_path / "empty").mkdir()
+    assert "no recording in" in diff(str(tmp_path / "empty"), names[0], data=data, code=2).stderr
+
+
 def test_a_report_and_a_trace_file_will_do(stored: tuple[Path, list[str]], tmp_path: Path) -> None:
     data, names = stored
     report = data / "runs" / names[0] / runs.REPORT

@@ -54,6 +54,21 @@ def test_what_stands_out_of_a_busier_machine_is_named(level: float) -> None:
     assert (encode.verdict.status, encode.verdict.layer) == ("slower", 7), encode.verdict.sentence
 
 
+def test_a_span_that_stands_out_where_the_rest_changed_alike_is_named() -> None:
+    """Too little of the difference to call the whole slower, and too much to say that all parts changed alike."""
+    base = stretched(trace(), wavy(1, 1.0))
+    found = compare_samples([base], [stretched(trace(encode=2 * MS), wavy(2, 3.0))])
+    (row,) = (row for row in found.levels["spans"] if row.key == "7/encode")
+    assert row.beyond_noise and row.difference_ns < 0.5 * found.wall.difference_ns
+    verdict = found.verdict
+    assert (verdict.status, verdict.layer, verdict.level, verdict.key) == ("shifted", 7, "spans", "7/encode")
+    assert verdict.sentence.startswith("In the tokenizer (layer 7) `encode` took "), verdict.sentence
+    assert "other parts changed alike" in verdict.sentence and "all its parts alike" not in verdict.sentence
+    assert found.wall.beyond_noise is None and found.undecided(0.1, None) and verdict.fix
+    back = compare_samples([stretched(trace(encode=2 * MS), wavy(2, 3.0))], [base]).verdict
+    assert back.key == "7/encode" and " less (" in back.sentence
+
+
 def test_a_part_that_was_held_up_once_is_the_machine() -> None:
     base, held = sample(jitter=500), trace(jitter=500)
     name = held.names.index("layers.1.mlp")

@@ -37,7 +37,11 @@ def command(
 ) -> None:
     """Compare BASE with NEW: runs, trace files, saved reports or GPU recordings; several on a side with commas.
 
+    A run is named as in tokentrace list, by a part of that, or by a path to it or to a folder with one run in it.
     One run a side shows no noise between runs; give three or more to know. RUN:cold names one pass of a run.
+
+    The noise column: beyond noise, within it (one run a side), unsure (several: equal sides may differ so much), like
+    all (more than noise, but all parts changed alike). What the words mean stands beneath the tables.
 
     Exit code: 0; with --fail-over 1 when slower by more, 2 when that cannot be told; 2 for what cannot be compared.
 

@@ -21,7 +21,7 @@ from tokentrace.compare.group import group
 from tokentrace.compare.noise import FLOORS
 from tokentrace.compare.rows import Row, level_rows, ttft_row, wall_row
 from tokentrace.compare.sample import LEVELS, Sample, fill
-from tokentrace.compare.sides import Progress, alike, split
+from tokentrace.compare.sides import Progress, alike, no_garbage, split
 from tokentrace.compare.unlike import PerToken, per_token_of, unlike_depth, unlike_tokens
 from tokentrace.compare.verdict import Verdict, amount, cannot_tell, judge
 from tokentrace.errors import UsageError
@@ -137,7 +137,8 @@ def compare(
     one, other = split(base), split(new)
     if not one or not other:
         raise UsageError("a side has no run", fix="tokentrace diff BASE NEW")
-    return compare_samples(*alike(one, other, base_pass, new_pass, progress))
+    with no_garbage():
+        return compare_samples(*alike(one, other, base_pass, new_pass, progress))
 
 
 def compare_samples(base: Sequence[Sample], new: Sequence[Sample]) -> Diff:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from tokentrace.compare import legend
 from tokentrace.compare.diff import Diff
 from tokentrace.compare.rows import Row
 from tokentrace.compare.terminal import TITLES, _noise, _pass, _sample, _time, short_label
@@ -88,7 +89,8 @@ def _table(label: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> s
 def write_diff(found: Diff, path: Path) -> None:
     """The comparison as a page. Raises UsageError when the file cannot be written."""
     sentence = found.verdict.sentence
-    if found.verdict.status == "unknown" and not found.unlike:  # what would tell more stands below
+    long = found.verdict.status == "unknown" or (found.verdict.status == "shifted" and found.verdict.fix)
+    if long and not found.unlike:  # what would tell more stands below
         sentence, _, more = sentence.partition(". ")
         parts = [f"<h1>{text(sentence.rstrip('.'))}.</h1>", f"<p>{text(more)}</p>" if more else ""]
     else:
@@ -106,6 +108,7 @@ def write_diff(found: Diff, path: Path) -> None:
         if rows:
             parts.append(_rows(TITLES[level] + _pass(found, level), rows))
     parts += [f'<p class="dim">{text(level)}: not compared: {text(why)}.</p>' for level, why in found.missing.items()]
+    parts += [f'<p class="dim">{text(line[0].upper() + line[1:])}.</p>' for line in legend.lines(found)]
     write(path, "tokentrace diff", "".join(parts))
 
 

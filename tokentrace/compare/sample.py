@@ -126,8 +126,9 @@ def of_pass(trace: Trace, found: Analysis, name: str, label: str, whole: bool = 
     seeing = _seeing(found, one) if whole else None
     exchange = one.view.exchange
     walls = _step_walls(one)
-    main = build(trace, one)
-    deep = None if seeing is None else main if seeing is one else build(trace, seeing)
+    children = trace.children()
+    main = build(trace, one, children)
+    deep = None if seeing is None else main if seeing is one else build(trace, seeing, children)
     sample = Sample(
         label=label,
         kind="run",
@@ -150,7 +151,7 @@ def of_pass(trace: Trace, found: Analysis, name: str, label: str, whole: bool = 
         if other.name != "deep" and name != "deep" and (share := drift(walls, _step_walls(other))) is not None:
             sample.drifts.append(share)
         if "cold" not in (other.name, name):
-            tree = deep if deep is not None and other is seeing else build(trace, other)
+            tree = deep if deep is not None and other is seeing else build(trace, other, children)
             sample.again.append(read(merge([tree]), 0, ("layers", "spans")))
     return sample
 
@@ -210,29 +211,29 @@ def _facts(trace: Trace, exchange: Mapping[str, Any]) -> dict[str, str]:
 def read(merged: Merged, number: int, levels: Sequence[str]) -> dict[str, Amounts]:
     """The amounts of tree `number`, under the names that all trees agreed on."""
     found: dict[str, Amounts] = {level: {} for level in levels}
-    stack: list[tuple[Merged, str]] = [(merged, "")]
+    stack: list[tuple[Merged, str, bool]] = [(merged, "", False)]  # its module, or the span in place of one
     while stack:
-        place, module = stack.pop()
+        place, module, inside = stack.pop()
         node = place.nodes[number]
         if node is None:
             continue
         if place.layer == 5 or (place.layer > 5 and place.children):
-            module = place.name
-        for level, key, label in _keys(place, module):
+            module, inside = place.name, place.layer == 5
+        for level, key, label in _keys(place, module, inside):
             if level in found:
                 amounts = found[level]
                 amount = amounts.setdefault(key, Amount(label, place.layer))
                 for slot, spent in node.own.items():
                     amount.slots[slot] = amount.slots.get(slot, 0) + spent
-        stack += [(child, module) for child in place.children]
+        stack += [(child, module, inside) for child in place.children]
     return {level: {k: a for k, a in amounts.items() if a.slots} for level, amounts in found.items()}
 
 
-def _keys(place: Merged, module: str) -> list[tuple[str, Hashable, str]]:
+def _keys(place: Merged, module: str, inside: bool) -> list[tuple[str, Hashable, str]]:
     layer, name = place.layer, place.name
     found: list[tuple[str, Hashable, str]] = [("layers", layer, "")] if layer else []
     if layer in _IN_MODEL:
-        found.append(("modules", module, module))
+        found.append(("modules", module, module if inside else f"{module} (no module)"))
     elif layer:
         found.append(("spans", (layer, name), name))
     if layer == 5:

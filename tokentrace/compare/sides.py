@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -23,8 +23,10 @@ _A_PASS = "RUN:PASS or --passes with one that it has"
 _NO_PASS = "a pass can be chosen of runs and of their traces only"
 
 Progress = Callable[[str], None]
-#: What was read already, by file: both sides may be passes of one run.
+#: What was read already, by file: both sides may be passes of one run, and a run may be asked for another pass.
 Read = dict[Path, tuple["Trace", "Analysis"]]
+#: Spans of earlier runs that are kept while another is read. More would take gigabytes to spare a second reading.
+_KEPT_SPANS = 150_000
 
 
 def split(given: Sequence[str]) -> list[str]:
@@ -50,7 +52,7 @@ def load(name: str, pass_name: str = "", progress: Progress | None = None, known
         return _of_json(path, name, chosen)
     from tokentrace import runs
 
-    if path.is_dir() and not (path / runs.TRACE).is_file():
+    if path.is_dir() and not any(path.glob(runs.TRACE)) and not any(path.glob(f"*/{runs.TRACE}")):
         return _imported(path, name, chosen)
     return _of_trace(runs.find(name), name, chosen, {} if known is None else known)
 
@@ -64,7 +66,7 @@ def alike(
     """
     known: Read = {}
     given = [(base, base_pass), (new, new_pass)]
-    sides = [[_named(name, chosen, progress, known) for name in names] for names, chosen in given]
+    sides = _read_all(given, progress, known)
     _same_call(sides, progress, known)
     if len({sample.looks_inside for side in sides for sample in side if sample.kind != "import"}) < 2:
         return sides
@@ -82,6 +84,19 @@ def alike(
             "--once may also have paid what only a first request pays"
         )
     return sides
+
+
+def _read_all(given: Sequence[tuple[Sequence[str], str]], progress: Progress | None, known: Read) -> list[list[Sample]]:
+    """Both sides in their order; two passes of one run are taken from one reading of it."""
+    places: dict[str, list[tuple[int, int]]] = {}
+    for side, (names, _) in enumerate(given):
+        for number, name in enumerate(names):
+            places.setdefault(_with_pass(name)[0], []).append((side, number))
+    found: dict[tuple[int, int], Sample] = {}
+    for side, number in (place for group in places.values() for place in group):
+        names, chosen = given[side]
+        found[side, number] = _named(names[number], chosen, progress, known)
+    return [[found[side, number] for number in range(len(names))] for side, (names, _) in enumerate(given)]
 
 
 def _same_call(sides: list[list[Sample]], progress: Progress | None, known: Read) -> None:
@@ -137,8 +152,11 @@ def _of_trace(path: Path, name: str, chosen: str, known: Read) -> Sample:
 
     detail = path.with_name(runs.DETAIL)
     whole = path.name == runs.TRACE and detail.is_file()
-    trace, found = known.get(path) or _read(detail if whole else path)
-    known[path] = trace, found
+    if path not in known:
+        while known and sum(len(trace) for trace, _ in known.values()) > _KEPT_SPANS:
+            del known[next(iter(known))]
+        known[path] = _read(detail if whole else path)
+    trace, found = known[path]
     fold = trace.meta.get("fold")
     folded = bool(isinstance(fold, dict) and fold.get("folded")) and not whole
     label = path.parent.name if path.name == runs.TRACE else name
@@ -163,12 +181,17 @@ def _read(path: Path) -> tuple[Trace, Analysis]:
     from tokentrace import emit
     from tokentrace.analyze import analyze
 
-    # Hundreds of thousands of small objects that all stay: looking for garbage among them doubles the time.
+    trace = emit.load(path)
+    return trace, analyze(trace)
+
+
+@contextlib.contextmanager
+def no_garbage() -> Iterator[None]:
+    """Hundreds of thousands of small objects that all stay: looking for garbage among them doubles the time."""
     collecting = gc.isenabled()
     gc.disable()
     try:
-        trace = emit.load(path)
-        return trace, analyze(trace)
+        yield
     finally:
         if collecting:
             gc.enable()

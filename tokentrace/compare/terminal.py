@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from tokentrace.compare import legend
 from tokentrace.compare.diff import Diff
+from tokentrace.compare.legend import BEYOND, LIKE_ALL, SMALL, UNKNOWN, UNSURE, WITHIN
 from tokentrace.compare.rows import Row
 from tokentrace.compare.sample import Sample
 from tokentrace.compare.verdict import signed
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 TITLES = {
     "layers": "Layers, own time",
-    "spans": "Spans, own time",
+    "spans": "Spans, own",
     "steps": "Steps",
     "modules": "Modules",
     "operators": "Operators",
@@ -57,8 +59,11 @@ class _Printer:
         for level, rows in found.levels.items():
             if rows:
                 self._table(TITLES[level] + _pass(found, level), rows, _SHOWN[level])
+        self._line()
         for level, why in found.missing.items():
             self._line(f"{level}: not compared: {why}", "dim")
+        for line in legend.lines(found):
+            self._line(line, "dim")
 
     def _table(self, title: str, rows: list[Row], most: int) -> None:
         shown = rows if self.every else rows[:most]
@@ -137,15 +142,15 @@ def _noise(row: Row) -> str:
     if row.only_in:
         return f"only in {row.only_in}"
     if row.small:
-        return "small"
+        return SMALL
     if row.is_even:
-        return "even"
+        return LIKE_ALL if row.is_whole else f"{LIKE_ALL} ±{duration(row.limit_ns or 0)}"
     if row.beyond_noise is None:
-        return "unknown"
+        return UNKNOWN
     if row.low_ns is not None and row.high_ns is not None:
-        inside = between(row.low_ns, row.high_ns)
-        return f"beyond {inside}" if row.beyond_noise else f"within {inside}"
-    return f"{'beyond' if row.beyond_noise else 'within'} ±{duration(row.limit_ns or 0)}"
+        # Not "within": these bound the difference, not the noise.
+        return f"{BEYOND if row.beyond_noise else UNSURE}: {between(row.low_ns, row.high_ns)}"
+    return f"{BEYOND if row.beyond_noise else WITHIN} ±{duration(row.limit_ns or 0)}"
 
 
 def between(low: float, high: float) -> str:

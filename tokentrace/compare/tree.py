@@ -64,9 +64,11 @@ def same_name(name: str) -> str:
     return _IDS.sub("#", name)
 
 
-def build(trace: Trace, one: PassTimes) -> Node:
-    """The tree of a pass. Power, and spans that only say that a layer was not seen, are left out."""
-    own, children = one.own_by_row, trace.children()
+def build(trace: Trace, one: PassTimes, children: Sequence[Sequence[int]] | None = None) -> Node:
+    """The tree of a pass. Power, and spans that only say that a layer was not seen, are left out.
+
+    `children` is `trace.children()`, where it is known already."""
+    own, children = one.own_by_row, trace.children() if children is None else children
     top = one.view.chat if one.view.chat >= 0 else one.view.row
     # The request's own span has the model's name in it, which may be another one on the other side.
     root = Node("chat" if top == one.view.chat else "pass", trace.layer[top])

@@ -18,6 +18,8 @@ MATERIAL = 0.01
 #: One module or operator is named as the contributor when it makes up at least this share of the difference.
 _ALONE = 0.3
 _MOST = 0.6
+#: From this share of the shorter side on a part that stands out of what all others did is a finding by itself.
+_STANDS = 0.05
 #: From this share of the base on a difference of single runs is worth more runs, though theirs would explain it.
 _LARGE = 0.1
 
@@ -25,6 +27,8 @@ _LARGE = 0.1
 @dataclass(slots=True)
 class Verdict:
     """`status`: slower, faster, shifted (as a whole the same, but layers differ), same, or unknown.
+
+    `shifted` is also said where of the whole it cannot be told, since most parts changed alike, but one stands out.
 
     `layer` is the number of the layer named, 0 for time of no layer, None when none is; `level` and `key` tell the
     contributor's row; `fix` says what would make it known, where it is not.
@@ -45,7 +49,8 @@ def judge(wall: Row, levels: dict[str, list[Row]], base: Sequence[Sample], new: 
     material = MATERIAL * (wall.base_ns or 0)
     large = {level: [row for row in rows if abs(row.difference_ns) >= material] for level, rows in levels.items()}
     layers = [row for row in large["layers"] if row.beyond_noise]
-    if wall.is_even and _stand_out(wall, large):
+    standing = _standing(large) if wall.is_even else None
+    if wall.is_even and _stand_out(wall, large, standing):
         # Seen from outside a slow module slows all steps alike; seen from inside, it is not everything that is slow.
         wall.beyond_noise = True
     fix = ""
@@ -55,7 +60,10 @@ def judge(wall: Row, levels: dict[str, list[Row]], base: Sequence[Sample], new: 
         status = "slower" if sign > 0 else "faster"
         text = f"The new side is {amount(wall)} {status}"
         mine = [row for row in large["layers"] if row.difference_ns * sign > 0]
-        layers = [row for row in layers if row in mine] or mine[:1]
+        layers = [row for row in layers if row in mine]
+        if standing is not None and not layers:  # its layer is more than that one span, and within noise
+            layers = [row for row in mine if row.layer == standing[1].layer]
+        layers = layers or mine[:1]
     elif layers and not wall.is_even:
         sign = 1 if layers[0].difference_ns > 0 else -1
         status, mine = "shifted", layers[:1]
@@ -63,7 +71,7 @@ def judge(wall: Row, levels: dict[str, list[Row]], base: Sequence[Sample], new: 
     elif wall.difference_ns == 0:
         return Verdict("same", "No difference at all: both sides took the same time.")
     elif wall.is_even:
-        return _even(wall, layers, base, new)
+        return _even(wall, standing, base, new)
     elif wall.beyond_noise is None:
         sign = 1 if wall.difference_ns > 0 else -1
         status, mine = "unknown", [row for row in large["layers"] if row.difference_ns * sign > 0]
@@ -97,9 +105,12 @@ def judge(wall: Row, levels: dict[str, list[Row]], base: Sequence[Sample], new: 
     return verdict
 
 
-def _stand_out(wall: Row, large: dict[str, list[Row]]) -> bool:
-    """Do some modules or operators by themselves make up a good part of the difference?"""
+def _stand_out(wall: Row, large: dict[str, list[Row]], standing: tuple[str, Row] | None) -> bool:
+    """Do some modules or operators by themselves make up a good part of the difference, or one span most of it?"""
     sign = 1 if wall.difference_ns > 0 else -1
+    level, row = standing or ("", wall)
+    if level in ("spans", "layers") and row.difference_ns * sign >= _MOST * abs(wall.difference_ns):
+        return True
     for level in ("modules", "operators", "kernels"):
         found = sum(
             row.difference_ns for row in large.get(level, ()) if row.beyond_noise and row.difference_ns * sign > 0
@@ -109,22 +120,43 @@ def _stand_out(wall: Row, large: dict[str, list[Row]]) -> bool:
     return False
 
 
-def _even(wall: Row, layers: Sequence[Row], base: Sequence[Sample], new: Sequence[Sample]) -> Verdict:
-    """All parts changed alike, and one run a side cannot tell whose doing that is."""
+def _standing(large: dict[str, list[Row]]) -> tuple[str, Row] | None:
+    """(level, row) of what changed most beyond noise: a span or module rather than the layer that it is most of."""
+    found = [(level, row) for level in ("spans", "modules", "layers", "operators", "kernels")
+             for row in large.get(level, ()) if row.beyond_noise]  # fmt: skip
+    if not found:
+        return None
+    most = max(abs(row.difference_ns) for _, row in found)
+    return next((level, row) for level, row in found if abs(row.difference_ns) >= _MOST * most)
+
+
+def _even(wall: Row, standing: tuple[str, Row] | None, base: Sequence[Sample], new: Sequence[Sample]) -> Verdict:
+    """All parts but perhaps one changed alike, and one run a side cannot tell whose doing that is."""
     times = f"{wall.new_ns / wall.base_ns:.3g} times as long" if wall.base_ns and wall.new_ns else "another time"
-    text = (
-        f"The new side took {times}, {signed(wall)}, all its parts alike: one run a side cannot tell a busier or "
-        "slower machine from a change to what all parts share (threads, precision, device)."
+    whole = f"he new side took {times}, {signed(wall)}"
+    cause = (
+        "one run a side cannot tell a busier or slower machine from a change to what all parts share "
+        "(threads, precision, device)."
     )
-    if told := hint(base[0].processor, new[0].processor):
-        text += f" {told}"
-    verdict = Verdict("unknown", text, fix=_several(base, new))
-    if layers:
-        found = layers[0]
-        verdict.sentence += f" Beyond that {found.label} differs by {signed(found)}."
-        verdict.layer, verdict.layer_label, verdict.level, verdict.key = found.layer, found.label, "layers", found.key
-        verdict.contributor = f"{found.label} ({signed(found)})"
-    return verdict
+    told = f" {told}" if (told := hint(base[0].processor, new[0].processor)) else ""
+    if standing is None:
+        return Verdict("unknown", f"T{whole}, all its parts alike: {cause}{told}", fix=_several(base, new))
+    level, row = standing
+    label = row.label if level == "layers" else f"the {by_number(row.layer).title} (layer {row.layer})"
+    change = f"{duration(abs(row.difference_ns))} {'more' if row.difference_ns > 0 else 'less'}"
+    if row.base_ns and row.new_ns:
+        change += f" ({duration(row.base_ns)} → {duration(row.new_ns)}{_of_pass(level, new)})"
+    name = label if level == "layers" else f"`{row.label}`"
+    large = abs(row.difference_ns) >= _STANDS * min(wall.base_ns or 0, wall.new_ns or 0)
+    if large:
+        where = f"{label} took" if level == "layers" else f"in {label} {name} took"
+        text = f"{where} {change}, beyond noise. As a whole t{whole}, and its other parts changed alike: {cause}{told}"
+    else:
+        text = f"T{whole}, nearly all its parts alike: {cause}{told} Beyond that {name} took {change}."
+    return Verdict(
+        "shifted" if large else "unknown", text[0].upper() + text[1:], row.layer, label, level, row.key,
+        f"{name} ({signed(row)})", _several(base, new),
+    )  # fmt: skip
 
 
 def _several(base: Sequence[Sample], new: Sequence[Sample]) -> str:
