@@ -15,7 +15,7 @@ from tokentrace.interrupts import mark
 from tokentrace.model import IdSource
 from tokentrace.probe import LayerState
 from tokentrace.report import FindingRow, build
-from tokentrace.stitch import stitch
+from tokentrace.stitch import Group, stitch
 from tokentrace.wording import duration, share
 
 SIZES = {"phone": (390, 844), "tablet": (820, 1180), "screen": (1440, 900)}
@@ -201,6 +201,32 @@ def test_an_interrupted_run_says_so_first(opened: Callable[..., Opened]) -> None
     assert alert.startswith("This run was interrupted after the warm pass; the deep pass was not run.")
     assert "What is shown is whole" in alert
     assert opened(three_passes()).page.locator("#headline [role=alert]").count() == 0
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_chain_tells_its_stages_and_a_stream_that_it_closed(opened: Callable[..., Opened], width: int) -> None:
+    ids = IdSource(8)
+    calls = [
+        request_pass("plan", ids=ids, deep=False, steps=2),
+        request_pass("answer", ids=ids, deep=False, at=T0 + 10**9, decode_ms=30),
+    ]
+    calls[0].group, calls[1].group = 1, 0
+    assert calls[1].exchange is not None
+    calls[1].exchange.let_go = "the program closed the stream after 2 chunks"
+    groups = [Group("outer", T0, T0 + 2 * 10**9), Group("plan", T0, T0 + 10**9 // 2, above=0)]
+    trace = stitch(calls, groups=groups, ids=ids, window=(T0, T0 + 3 * 10**9), attributes={"tokentrace.mode": "trace"})
+    report = build(trace)
+    one = opened(trace, report, size=(width, 900))
+    rows = [line.split("\t") for line in one.page.locator("table.stages tbody tr").all_inner_texts()]
+    assert [row[:3] for row in rows] == [
+        ["outer", "2.00 s", "67 %"], ["plan", "500 ms", "17 %"], ["outside of every stage", "1.00 s", "33 %"]
+    ]  # fmt: skip
+    assert [row[4] for row in rows] == ["2", "1", "0"]
+    assert one.page.locator("#headline [role=alert]").count() == 0
+    assert "closed the stream after 2 chunks" in one.page.locator(".calls .call").nth(1).inner_text()
+    one.page.locator(".calls .call").nth(1).click()
+    assert "Not whole: the program closed the stream after 2 chunks." in one.page.locator(".chosen").inner_text()
+    assert one.do("() => document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.parametrize("width", [390, 1280])

@@ -72,6 +72,7 @@ def _pass(trace: Trace, found: Analysis, one: PassTimes, epoch: int) -> dict[str
         "end": view.end_ns - epoch,
         "reply": _cut(str(view.exchange.get("text") or view.exchange.get("reasoning") or "")),
         "failed": str(view.exchange.get("error") or ""),
+        "let_go": str(view.exchange.get("let_go") or ""),
         "model": str(view.exchange.get("model") or view.exchange.get("response_model") or ""),
         "tokens": {way: view.exchange.get(f"{way}_tokens") for way in ("input", "output")},
         "folded": is_folded,

@@ -29,6 +29,26 @@ export function program(trace) {
   ];
 }
 
+/** What each stage of the program took; nothing for a program without stages. */
+export function stageList(trace) {
+  const { stages, program: whole } = trace.story.report;
+  if (!stages?.length || !whole) return null;
+  const cell = (text) => h("td.number", {}, text);
+  const row = (stage) => h(
+    "tr", {},
+    h("td", { style: { "padding-left": `${18 * Math.max(stage.way.length - 1, 0)}px` } }, stage.way.at(-1) ?? h("span.dim", {}, "outside of every stage"), stage.runs > 1 ? h("span.dim", {}, ` × ${stage.runs}`) : null),
+    cell(duration(stage.wall_ns)), cell(share(stage.wall_ns, whole.wall_ns)), cell(duration(stage.in_calls_ns)),
+    cell(`${stage.calls.length}${stage.failed ? `, ${stage.failed} failed` : ""}`),
+    cell(stage.calls.length ? `${stage.tokens.input ?? "?"} → ${stage.tokens.output ?? "?"}` : "–"),
+  );
+  const heads = ["took", "of the program", "of it in calls", "calls", "tokens"].map((name) => h("th.number", { scope: "col" }, name));
+  return [
+    h("h3", {}, "Where the time went, by stage"),
+    h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Stages of the program" }, h("table.stages", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Stage"), heads)), h("tbody", {}, stages.map(row)))),
+    h("p.hint", {}, "A stage holds the calls and the stages inside it, and what the program did between them."),
+  ];
+}
+
 /** How long at least one call was under way. */
 function covered(calls) {
   let total = 0, until = -Infinity;
@@ -51,6 +71,9 @@ function sum(calls, way) {
   return `${told.reduce((total, value) => total + value, 0).toLocaleString("en")}${told.length < calls.length ? "+" : ""}`;
 }
 
+/** How it went, in a line: a reply that the program did not read to its end is not the whole of it. */
+const told = (call) => (call.failed ? `failed: ${call.failed}` : [call.let_go, call.reply].filter(Boolean).join(": "));
+
 /** The calls as rows: length, share of the program, when, and what came back. */
 export function callList(trace, state) {
   const { passes } = trace.story;
@@ -59,10 +82,10 @@ export function callList(trace, state) {
     const length = lengthOf(call);
     const part = (ns) => `${Math.min(Math.max((100 * ns) / whole, 0), 100)}%`;
     return h(
-      "button.call", { type: "button", title: call.failed ? `failed: ${call.failed}` : call.reply.slice(0, 300) },
+      "button.call", { type: "button", title: told(call).slice(0, 300) },
       h("b", {}, call.name), h("span.number", {}, duration(length)), h("span.number", {}, share(length, whole)),
       h("span.span", { "aria-hidden": "true" }, h("i", { style: { "margin-left": part(call.start - start), width: part(length) } })),
-      h("small", {}, call.failed ? `failed: ${call.failed}` : call.reply),
+      h("small", {}, told(call)),
     );
   });
   const long = buttons.length > MOST_CALLS;

@@ -1,6 +1,6 @@
 /* The run in short: what was asked and answered, how fast, and where the time went. */
 
-import { callList, program } from "./calls.js";
+import { callList, program, stageList } from "./calls.js";
 import { h, prose, put } from "./dom.js";
 import { count, duration, held, known, median, share } from "./format.js";
 
@@ -9,7 +9,7 @@ export function showHeadline(trace, state, go) {
   if (trace.chain) {
     const chosen = h("div.chosen", { role: "group", "aria-label": "The chosen call" });
     const fill = () => chosen.replaceChildren(...shown(oneCall(trace, passes.find((call) => call.name === state.pass), go)));
-    put("headline", h("p.facts", {}, facts(trace, false)), cutShort(trace), program(trace), callList(trace, state), chosen);
+    put("headline", h("p.facts", {}, facts(trace, false)), cutShort(trace), program(trace), stageList(trace), callList(trace, state), chosen);
     state.on(["pass"], fill);
     fill();
     return;
@@ -27,6 +27,7 @@ export function showHeadline(trace, state, go) {
     h("p.lead", {}, prose(report.slowest || "Nothing stands out."), " ", trace.story.slowest ? jump(trace.story.slowest, go) : null),
     bar(report.layers, report),
     legend(report.layers, report),
+    stageList(trace),
   );
 }
 
@@ -44,6 +45,7 @@ function oneCall(trace, call, go) {
   return [
     h("h3", {}, `The call ${call.name}`, call.model ? h("span.hint", {}, `  ·  ${call.model}`) : null),
     talk(main ? report.prompt : "", call.reply),
+    call.let_go ? h("p.soft", {}, `Not whole: ${call.let_go}.`) : null,
     call.failed ? failure(main && report.error ? report.error : { message: call.failed }) : null,
     h("dl.figures.small", {}, [
       figure("First token", told.ttft_ns),
