@@ -10,7 +10,8 @@ from rich.console import Console
 
 from tokentrace import workflow
 from tokentrace.attach.served import SPENT, Served, Sorter, trace_of
-from tokentrace.attach.watch import Row, row_of, table
+from tokentrace.attach.watch import Row, has_unknown, row_of, table
+from tokentrace.interrupts import mark
 from tokentrace.probe import Raw
 from tokentrace.session import Outcome
 
@@ -81,6 +82,28 @@ def test_two_replies_to_one_request_are_one_request_and_no_others() -> None:
     assert sorter.under_way == 0
 
 
+def output(rid: str, start_ms: float, end_ms: float, **data: Any) -> Raw:
+    return raw("engine", "output", start_ms, end_ms, API, 10, rid=rid, index=0, tokens=1, **data)
+
+
+def piece(start_ms: float, end_ms: float) -> Raw:
+    return raw("http", "write", start_ms, end_ms, API, 10, rid="0_a", index=0, bytes=9)
+
+
+def test_a_reply_that_is_whole_waits_for_the_others_to_its_request() -> None:
+    records = [*reply("0_a", 2), *reply("1_a", 4), *steps(("0_a", "1_a"), 2, 2), output("0_a", 30, 31), piece(58, 59)]
+    ends = request(("0_a", "1_a"))
+
+    def waits(*more: Raw) -> list[tuple[float, float]]:
+        spans = told(served(Sorter(), *records, *more, ends))[1].trace.spans
+        return [((s.start_ns - T0) / MS, (s.end_ns - T0) / MS) for s in spans if s.name == "wait for other replies"]
+
+    assert waits(output("1_a", 49, 50)) == [(31, 50)]
+    assert waits(output("1_a", 49, 50), piece(40, 41)) == [(31, 40), (41, 50)], "a piece was sent meanwhile"
+    assert waits(output("1_a", 29, 30)) == [], "the other was whole before"
+    assert waits() == [], "when the other was whole was not seen"
+
+
 def test_a_step_with_a_stranger_in_it_is_told_beside_the_requests_own_replies() -> None:
     rids = ("0_a", "1_a")
     one = served(Sorter(), *reply("0_a", 2), *reply("1_a", 2), *steps(rids, 3, 2), request(rids))
@@ -98,6 +121,22 @@ def test_an_aborted_request_is_told_as_such() -> None:
     row, run = told(served(Sorter(), *reply("a", 2, "abort"), *steps(("a",), 1, 2), request(("a",))))
     assert "aborted before its reply was whole" in sentences(run)
     assert row.ended == "abort" and "aborted; " in shown(row)
+
+
+def test_a_request_whose_server_went_away_is_kept_as_far_as_it_was_seen() -> None:
+    sorter = Sorter()
+    submitted, taken, waited, _ = reply("a", 2)
+    sorter.add([submitted, taken, waited, *steps(("a",), 1, 2), *reply("b", 1), request(("b",))])
+    whole, part = sorted(sorter.cut(T0 + 61 * MS, "no more of it was seen: it was killed"), key=lambda one: one.cut)
+    assert (whole.rid, whole.cut, part.rid, sorter.under_way) == ("b", "", "a", 0)
+    assert part.request.end_ns == T0 + 30 * MS  # the end of the last that was seen
+    trace = trace_of(part, FACTS, {})
+    mark(trace, part.cut)
+    run = workflow.conclude(Outcome(trace, {}), workflow.Settings(save=False))
+    row = row_of(part, run)
+    assert (row.ended, row.status, row.wall_ns) == ("cut", 0, 29 * MS) and "cut off; " in shown(row)
+    assert run.report.interrupted == part.cut
+    assert has_unknown([row]) and len([one for one in trace.spans if one.name.startswith("step")]) == 2
 
 
 def test_waiting_for_a_busy_engine_to_look_is_waiting() -> None:
@@ -136,8 +175,8 @@ def test_a_reply_that_nobody_asks_for_is_forgotten_in_time() -> None:
 
 
 def test_a_stop_string_found_while_answering_ends_a_whole_reply_though_the_engine_is_told_to_abort() -> None:
-    output = raw("engine", "output", 41, 42, API, 10, rid="a", index=1, tokens=1, ended="stop")
-    row, run = told(served(Sorter(), *reply("a", 2, "abort"), output, *steps(("a",), 1, 2), request(("a",))))
+    last = output("a", 41, 42, ended="stop")
+    row, run = told(served(Sorter(), *reply("a", 2, "abort"), last, *steps(("a",), 1, 2), request(("a",))))
     assert row.ended == "stop" and "aborted" not in shown(row) + sentences(run)
     (finish,) = [one for one in run.trace.spans if one.name == "finish"]
     assert finish.attributes["tokentrace.finish_reason"] == "stop"

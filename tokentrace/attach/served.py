@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tokentrace.attach.replies import waits_for_others, whole_at
 from tokentrace.errors import EndpointError
 from tokentrace.exchange import Chunk, Exchange
 from tokentrace.layers import by_number
@@ -39,7 +40,8 @@ class Served:
     """One finished request. `raws` are its own records and those of the steps that served it.
 
     A request for several replies (n > 1, or several prompts) is followed by its first one, `rid`; `replies` counts
-    them, and `tokens` what all of them made (None where the engine did not say of each).
+    them, `tokens` is what all of them made (None where the engine did not say of each), `others_end_ns` when the last of
+    the others was whole (0: there are none, or it was not seen).
     """
 
     rid: str
@@ -49,6 +51,7 @@ class Served:
     replies: int = 1
     tokens: int | None = None
     cut: str = ""  # why it was seen in part only
+    others_end_ns: int = 0
 
     def named(self, name: str) -> list[Raw]:
         return [raw for raw in self.raws if raw.name == name]
@@ -108,7 +111,8 @@ class Sorter:
         for rid in sorted(ready, key=lambda one: self._ended[one].end_ns):
             request, raws = self._ended.pop(rid), self._own.pop(rid)
             siblings = [str(one) for one in request.data.get("rids") or () if one != rid]
-            made = [_tokens(one) for one in (raws, *(self._own.pop(other, []) for other in siblings))]
+            theirs = [self._own.pop(other, []) for other in siblings]
+            made = [_tokens(one) for one in (raws, *theirs)]
             for key in self._of.pop(rid, []):
                 raws += [_told_siblings(raw, siblings) for raw in self._steps.get(key, [])]
             raws += [raw for raw in self._loose if request.start_ns <= raw.end_ns and raw.start_ns <= request.end_ns]
@@ -118,7 +122,9 @@ class Sorter:
             self._done[rid] = request.end_ns
             told = [one for one in made if one is not None]
             whole = sum(told) if len(told) == len(made) else None
-            found.append(Served(rid, request, raws, replies=1 + len(siblings), tokens=whole))
+            found.append(
+                Served(rid, request, raws, replies=1 + len(siblings), tokens=whole, others_end_ns=whole_at(theirs))
+            )
         self._prune(now_ns)
         return found
 
@@ -192,14 +198,18 @@ def trace_of(
     *,
     deep: bool = False,
     told: Told | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Trace:
-    """The trace of one request, with what the server `told` of it by spans of its own. One that came with a traceparent
+    """The trace of one request, with what the server `told` of it by spans of its own; `options` are the probes'. One
+    that came with a traceparent
     keeps its trace id and hangs below its span; else it gets the id that the server gave to its own span, if any."""
     ids = IdSource()
     exchange = exchange_of(served, facts)
     trace_id, above = _above(exchange.traceparent)
-    context = ProbeContext("attach", "once", deep, exchange.model, _Recorded(served, facts), None, exchange, served.rid)
+    context = ProbeContext("attach", "once", deep, exchange.model, _Recorded(served, facts), None, exchange, served.rid,
+                           dict(options or {}))  # fmt: skip
     records = server_side(served.raws, exchange, served.rid)
+    records += waits_for_others(served.rid, served.request, served.raws, served.others_end_ns)
     span_id = ids.span_id()
     for record in records:
         if record.key == f"request-http:{served.rid}":
