@@ -40,8 +40,8 @@ class Served:
     """One finished request. `raws` are its own records and those of the steps that served it.
 
     A request for several replies (n > 1, or several prompts) is followed by its first one, `rid`; `replies` counts
-    them, `tokens` is what all of them made (None where the engine did not say of each), `others_end_ns` when the last of
-    the others was whole (0: there are none, or it was not seen).
+    them, `tokens` is what all of them made (None where the engine did not say of each), `others_end_ns` when the last
+    of the others was whole (0: there are none, or it was not seen).
     """
 
     rid: str
@@ -201,8 +201,8 @@ def trace_of(
     options: Mapping[str, Any] | None = None,
 ) -> Trace:
     """The trace of one request, with what the server `told` of it by spans of its own; `options` are the probes'. One
-    that came with a traceparent
-    keeps its trace id and hangs below its span; else it gets the id that the server gave to its own span, if any."""
+    that came with a traceparent keeps its trace id and hangs below its span; else it gets the id that the server gave
+    to its own span, if any."""
     ids = IdSource()
     exchange = exchange_of(served, facts)
     trace_id, above = _above(exchange.traceparent)
