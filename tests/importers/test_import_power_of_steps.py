@@ -128,4 +128,7 @@ def test_how_far_a_dump_lies_from_the_recording_is_told(tmp_path: Path) -> None:
     for late_s, told in ((3600, "59.9 min after the recording"), (-3600, "59.9 min before the recording")):
         found = imported(tmp_path, dump(100, late_s=late_s))
         (outside,) = (f for f in found.findings if f.sentence.startswith("No sample of power.csv lies in"))
-        assert outside.evidence.startswith(f"50 samples; {told}")
+        assert outside.evidence.startswith(f"50 samples; {told}") and "--zone" in outside.fix
+    found = imported(tmp_path, dump(100, late_s=90 * 86_400))
+    (outside,) = (f for f in found.findings if f.sentence.startswith("No sample of power.csv lies in"))
+    assert "89 days after" in outside.evidence and "--zone" not in outside.fix, "no zone is that far away"

@@ -20,6 +20,8 @@ from tokentrace.wording import duration, listed, plural
 SHARE = 2_000
 #: Compiles of a start-up belong to a recording that was made within the hour; a dump of another run is days away.
 _SAME_RUN_NS = 3_600 * 10**9
+#: Zones lie no further apart than 26 hours; a dump further away was made at another time.
+_A_ZONE_NS = 26 * 3_600 * 10**9
 MORE_POWER = "sample power.draw.instant and more often, or record a longer stretch"
 WRONG_TIME = "say the dump's time zone with --zone, such as --zone Europe/Berlin, or check both clocks"
 #: rocm-smi ({"card0": …) and amd-smi ([{"gpu": 0, …) write JSON too.
@@ -115,8 +117,9 @@ class Companions:
             apart, side = max((begin - max(times), "before"), (min(times) - end, "after"))
             gap = [f"{_apart(apart)} {side} {collected.whole}"] if apart > 0 else []
             evidence = "; ".join([plural(len(times), "sample"), *gap, *dump.notes])
-            collected.more.append(Finding(1, f"No sample of {name} lies in {collected.whole}'s time.", evidence,
-                                          WRONG_TIME, "unknown"))  # fmt: skip
+            fix = WRONG_TIME if apart < _A_ZONE_NS else "give the dump that was made beside the recording"
+            collected.more.append(Finding(1, f"No sample of {name} lies in {collected.whole}'s time.", evidence, fix,
+                                          "unknown"))  # fmt: skip
             return
         card = _card_of(collected, dump)
         for device, record in records.items():
