@@ -114,6 +114,22 @@ def test_two_generations_are_two_passes_and_the_second_is_not_mixed_with_the_fir
     assert steps == [4, 6]
 
 
+def test_a_generation_is_of_the_stage_around_it(pair: tuple[Any, Any]) -> None:
+    tokenizer, model = pair
+    with tokentrace.trace("staged") as t:
+        with t.stage("outer"), t.stage("inner"):
+            answer(*pair, most=2)
+        with t.stage("later"):
+            ids = tokenizer("Hi", return_tensors="pt")
+            out = model.generate(**ids, max_new_tokens=2, do_sample=False)
+        tokenizer.decode(out[0])
+    assert list(t.report.passes) == ["inner", "later"]
+    spans = list(t.spans)
+    holders = {span.name: spans[span.parent].name for span in spans if not span.layer and span.parent >= 0}
+    assert holders["pass inner"] == "stage inner" and holders["stage inner"] == "stage outer"
+    assert [row.calls for row in t.report.stages] == [["inner"], ["inner"], ["later"], []]
+
+
 def test_a_batch_counts_all_of_its_sequences(pair: tuple[Any, Any]) -> None:
     tokenizer, model = pair
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token

@@ -161,10 +161,12 @@ class InProcess:
         return [(rid, start, end) for rid, (start, end) in found.items()]
 
     def facts_of(self, rid: str) -> Mapping[str, Any]:
-        """What is known of one generation: model, prompt, reply, tokens, finish_reason, thread (the system's id)."""
+        """What is known of one generation: model, prompt, reply, tokens, finish_reason, thread (the system's id) and
+        finished_ns."""
         assert self.agent is not None
         mine = [raw for group in ("tokenizer", "engine") for raw in self.agent.records(group) if _is_of(raw, rid)]
-        finish = next((raw.data for raw in mine if raw.name == "finish"), {})
+        last = next((raw for raw in mine if raw.name == "finish"), None)
+        finish = last.data if last is not None else {}
         texts = {name: [r.data for r in mine if r.name == name] for name in ("template", "encode", "decode")}
         given = [one["text_in"] for one in (*texts["template"], *texts["encode"]) if "text_in" in one]
         return {
@@ -174,7 +176,8 @@ class InProcess:
             "prompt_tokens": finish.get("prompt"),
             "completion_tokens": finish.get("tokens"),
             "finish_reason": finish.get("reason") or "",
-            "thread": next((raw.thread for raw in mine if raw.name == "finish"), 0),
+            "thread": last.thread if last is not None else 0,
+            "finished_ns": last.end_ns if last is not None else 0,
         }
 
 

@@ -46,7 +46,10 @@ def _generation(inside: InProcess, stages: Stages, rid: str, start_ns: int, end_
         exchange.request = {"prompt": facts["prompt"]}
     exchange.text, exchange.finish_reason = str(facts["reply"]), str(facts["finish_reason"])
     exchange.usage = {key: facts[key] for key in ("prompt_tokens", "completion_tokens") if facts[key]}
-    return Watched(stages.around(start_ns, end_ns, facts["thread"]), start_ns, end_ns, exchange, rid)
+    stage, told = stages.at(facts["finished_ns"], facts["thread"])  # what is decoded may be so in the next stage
+    if told:
+        exchange.notes.append(told)
+    return Watched(stage, start_ns, end_ns, exchange, rid)
 
 
 def names(stages: Sequence[Stage | None]) -> list[str]:

@@ -78,14 +78,14 @@ class Stages:
             found = [stage for stage in self.all if not stage.end_ns]
         return found[0] if len(found) == 1 else None
 
-    def around(self, start_ns: int, end_ns: int, thread: int) -> Stage | None:
-        """The innermost stage around this time in this thread; None where no stage, or more than one, may be meant."""
-        open_then = [one for one in self.all if one.start_ns <= start_ns and end_ns <= one.end_ns]
+    def at(self, time_ns: int, thread: int) -> tuple[Stage | None, str]:
+        """The innermost stage of this thread then, and how that is known where it was none of this thread. None where
+        no stage, or more than one, may be meant."""
+        open_then = [one for one in self.all if one.start_ns <= time_ns <= one.end_ns]
         here = [one for one in open_then if one.thread == thread]
         if not here:
-            return open_then[0] if len(open_then) == 1 else None
-        innermost = here[-1]
-        return innermost if set(here) <= set(innermost.line) else None
+            return (open_then[0], BY_TIME) if len(open_then) == 1 else (None, "")
+        return (here[-1] if set(here) <= set(here[-1].line) else None), ""
 
     def end(self, now_ns: int) -> None:
         """The block has ended: so have its stages."""

@@ -45,7 +45,7 @@ export function stageList(trace) {
   return [
     h("h3", {}, "Where the time went, by stage"),
     h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Stages of the program" }, h("table.stages", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Stage"), heads)), h("tbody", {}, stages.map(row)))),
-    h("p.hint", {}, "A stage holds the calls and the stages inside it, and what the program did between them."),
+    h("p.hint.of-stages", {}, "A stage holds the calls and the stages inside it, and what the program did between them."),
   ];
 }
 
