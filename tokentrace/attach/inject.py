@@ -74,7 +74,8 @@ def put_agent(process: ServerProcess, method: str = "auto") -> Injected:
             if not failed.again:
                 break
     assert last is not None
-    raise AttachError(f"process {process.pid}: {last}", fix=last.fix or PLUGIN_FIX) from last
+    fix = last.fix or (_GDB_FIX if method == "gdb" else PLUGIN_FIX)
+    raise AttachError(f"process {process.pid}: {last}", fix=fix) from last
 
 
 def _put(process: ServerProcess, way: Way) -> Injected:
@@ -160,6 +161,7 @@ def _borrow(process: ServerProcess, string: str, permit: Path, limit_s: float) -
     raise _Failed(str(answer["message"]), _FIXES.get(str(answer["kind"]), ""), again=answer["kind"] == "busy")
 
 
+_GDB_FIX = "use --method borrow: gdb's way runs on the main thread, and one that waits for a request runs no Python"
 _FIXES = {
     "busy": f"try again, or use --method gdb, which stops the process for a moment; or {PLUGIN_FIX}",
     "late": f"it may be stalled: look at the server's log; or {PLUGIN_FIX}",

@@ -12,8 +12,9 @@ from tokentrace import runs, session, workflow
 from tokentrace.agent_client import AgentGroup
 from tokentrace.attach.joined import Joiner
 from tokentrace.attach.served import Served, Sorter, trace_of
-from tokentrace.attach.session import STEPS, Attached, engine_facts, notes
+from tokentrace.attach.session import STEPS, Attached, engine_facts, notes, without_agent
 from tokentrace.errors import AttachError, ProbeUnavailable
+from tokentrace.interrupts import mark
 from tokentrace.probe import Raw
 from tokentrace.probes._request import ended
 from tokentrace.session import Outcome
@@ -38,8 +39,8 @@ class Row:
     """What the table shows of one request. Times are ns, None is not known; `batch` is the largest one it was in.
 
     `wait_ns` is all the time in the engine's process before its first step. Of several `replies` to one request the
-    figures are the first one's. `ended` is the engine's reason: stop, length, abort, …; "" not known, as of a request
-    that never came to the engine.
+    figures are the first one's. `ended` is the engine's reason: stop, length, abort, …; "cut" when the server went away
+    meanwhile; "" not known, as of a request that never came to the engine.
     """
 
     request: str
@@ -121,11 +122,12 @@ class Watcher:
         self.agents.enable(group, options)
         self._on.append(group)
 
-    def poll(self) -> list[Served]:
-        """The requests that have finished since the last call, oldest first."""
+    def poll(self, *, gone: str = "") -> list[Served]:
+        """The requests that have finished since the last call, oldest first; those too that are under way, as far as
+        they were seen, when the server has `gone` (why)."""
         for client in self.agents.members:
             self._sorter.add(client.take())
-        found = self._sorter.finished(time.time_ns())
+        found = self._sorter.cut(time.time_ns(), gone) if gone else self._sorter.finished(time.time_ns())
         if not self._with_text:
             for served in found:
                 served.forget_token_ids()
@@ -190,13 +192,14 @@ def watch(
             taken = 0
             while True:
                 over = deadline is not None and time.monotonic() >= deadline
-                found = watcher.poll()
+                gone = f"no more of it was seen: {agents.lost}" if agents.lost else ""
+                found = watcher.poll(gone=gone)
                 for served in found if requests is None else found[: requests - taken]:
                     taken += 1
                     joiner.add(served)
                 yield from ready()
                 idle(watcher.under_way)
-                if over or stop() or agents.lost or taken == requests:
+                if over or stop() or gone or taken == requests:
                     break
                 time.sleep(POLL_S)
         while len(joiner):
@@ -217,7 +220,10 @@ def _conclude(
     told: Told | None = None,
 ) -> tuple[Row, workflow.Run]:
     facts = {**engine_facts(attached, agents), "notes": notes(agents)}
-    trace = trace_of(served, facts, session.processes_of(agents), deep=deep, told=told)
+    trace = trace_of(served, facts, session.processes_of(agents), deep=deep, told=told,
+                     options={"without_agent": without_agent(attached)})  # fmt: skip
+    if served.cut:
+        mark(trace, served.cut)
     run = workflow.conclude(Outcome(trace, {}), settings)
     return row_of(served, run), run
 
@@ -251,7 +257,7 @@ def row_of(served: Served, run: workflow.Run) -> Row:
         share=most[0] if most is not None else None,
         run=runs.shown(run.folder) if run.folder is not None else "",
         replies=served.replies,
-        ended=ended(served.raws),
+        ended="cut" if served.cut else ended(served.raws),
         path=str(served.request.data.get("path") or ""),
     )
 
@@ -324,7 +330,17 @@ def _most(row: Row) -> str:
     if row.status >= 400:
         return f"refused: HTTP {row.status}" if row.status < 500 else f"failed: HTTP {row.status}"
     most = f"{row.layer} {row.share:.0%}" if row.layer and row.share is not None else "?"
-    return f"aborted; {most}" if row.ended == "abort" else most
+    how = {"abort": "aborted; ", "cut": "cut off; "}.get(row.ended, "")
+    return f"{how}{most}"
+
+
+def has_unknown(rows: Sequence[Row]) -> bool:
+    """Whether the table shows a figure as "?"."""
+    return any(
+        None in (row.ttft_ns, row.wait_ns, row.prefill_ns, row.decode_ns_per_token, row.batch, row.share,
+                 row.prompt_tokens, row.reply_tokens)
+        for row in rows if row.status < 400
+    )  # fmt: skip
 
 
 def _time(ns: float | None) -> str:

@@ -297,7 +297,7 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
     """
     from tokentrace.attach.session import STEPS
     from tokentrace.attach.told import watch_told
-    from tokentrace.attach.watch import Row, watch
+    from tokentrace.attach.watch import Row, has_unknown, watch
     from tokentrace.attach.watch import show as show_rows
 
     receiver = settings.receiver
@@ -364,12 +364,17 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
         show_rows(runs, console)
         saved = [row.run for row in rows if row.run]
         more = f", {under_way} more had not ended" if under_way else ""
+        if has_unknown(rows):
+            note = "? is not known: a reply in one piece has no first token, one of a single token no time per token"
+            console.print(note, markup=False, soft_wrap=True)
         console.print(f"\n{plural(len(rows), 'request')} seen{more}", markup=False)
         if saved:
             console.print(f"look at one: tokentrace show {saved[-1]}", markup=False)
     lost = [one.agent.lost for one in attached.inside if one.agent.lost]
     if lost:
-        click.echo(f"tokentrace: {listed(list(dict.fromkeys(lost)))}", err=True)
+        seen = "; what had come of the requests under way is kept" if rows else ""
+        click.echo(f"tokentrace: {listed(list(dict.fromkeys(lost)))}{seen}", err=True)
+        click.echo("  fix: look at the end of the server's log, and start it again", err=True)
     for error in dict.fromkeys(errors):
         click.echo(f"tokentrace: {error}", err=True)
     if interrupted:
