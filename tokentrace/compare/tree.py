@@ -79,8 +79,8 @@ def build(trace: Trace, one: PassTimes, children: Sequence[Sequence[int]] | None
     while stack:
         parent, node, slot, in_step = stack.pop()
         met: dict[str, int] = {}
-        counts = Counter(names[trace.name[row]] for row in children[parent])
-        for row in sorted(children[parent], key=lambda r: (trace.start_ns[r], r)):
+        counts = Counter(() if in_step else (names[trace.name[row]] for row in children[parent]))
+        for row in sorted(children[parent], key=trace.start_ns.__getitem__):  # of one start, in row order
             name, layer = names[trace.name[row]], trace.layer[row]
             if layer == 1 or name in MARKS:
                 continue
