@@ -170,7 +170,7 @@ def test_a_duration_that_cannot_be_read_is_told(length: dict[str, Any], tmp_path
     del rows[1]["dur"]
     found = load(recordings.trace_file(tmp_path / "t.json", [rows[0], {**rows[1], **length}]))
     assert found.figures["kernels"] == 2 and found.figures["busy_ns"] == 5_000
-    assert found.lost == {"events": 0, "reason": "1 events had no readable duration, taken as 0"}
+    assert found.lost == {"events": 0, "reason": "1 event without a readable duration, taken as 0"}
 
 
 def test_what_a_reason_is_called_does_not_make_it_a_cut() -> None:
@@ -287,7 +287,7 @@ def test_nan_control_characters_and_huge_ids(tmp_path: Path) -> None:
     )
     found = load(written(tmp_path / "x.json", events))
     assert found.figures["kernels"] == 3 and found.lost["events"] == 1
-    assert "no readable time" in found.lost["reason"] and "negative duration" in found.lost["reason"]
+    assert "without a readable time" in found.lost["reason"] and "negative duration" in found.lost["reason"]
     text = "".join(found.trace.names)
     assert not any(ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 or ord(c) == 0x202E for c in text)
     recordings.check_tree(found.trace)

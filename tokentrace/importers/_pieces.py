@@ -18,6 +18,7 @@ import msgspec
 from tokentrace.errors import UsageError
 from tokentrace.importers import _source
 from tokentrace.importers.columns import NONE, Lost
+from tokentrace.wording import plural
 
 Id: TypeAlias = "int | str | float | None"
 
@@ -136,7 +137,7 @@ class Reader:
                 )
                 self.lost.add(1 if rest else 0, told, torn=True)
         if self._damaged:
-            self.lost.add(0, f"{self._damaged} events are damaged and were skipped")
+            self.lost.add(0, f"{plural(self._damaged, 'damaged event')} skipped")
 
     def _find_events(self, text: bytes) -> int:
         """Where the first event begins, -1 when it is not to be seen yet."""

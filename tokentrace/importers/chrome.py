@@ -20,6 +20,7 @@ from tokentrace.importers import _source, columns
 from tokentrace.importers._numbers import microseconds_to_ns
 from tokentrace.importers._pieces import NOTHING, Args, Event, Reader
 from tokentrace.importers.columns import NONE, Array, Events, Interner, Lost
+from tokentrace.wording import plural
 
 #: (start_ns, end_ns, kind) of a piece's rows -> which to keep
 Keep: TypeAlias = Callable[[Array, Array, Array], Array]
@@ -163,11 +164,11 @@ class _Builder:
 
     def finish(self, reader: Reader) -> Events:
         if self._bad_times:
-            self.lost.add(self._bad_times, f"{self._bad_times} events have no readable time")
+            self.lost.add(self._bad_times, f"{plural(self._bad_times, 'event')} without a readable time")
         if self._no_length:
-            self.lost.add(0, f"{self._no_length} events had no readable duration, taken as 0")
+            self.lost.add(0, f"{plural(self._no_length, 'event')} without a readable duration, taken as 0")
         if self._negative:
-            self.lost.add(0, f"{self._negative} events had a negative duration, taken as 0")
+            self.lost.add(0, f"{plural(self._negative, 'event')} with a negative duration, taken as 0")
         empty = {**columns.DTYPES, "graph": np.bool_}
         arrays = {}
         for column, found in self._parts.items():

@@ -20,6 +20,7 @@ from tokentrace import gpu_events
 from tokentrace.errors import UsageError
 from tokentrace.importers import _source, columns
 from tokentrace.importers.columns import NONE, Array, Events, Lost, Parts
+from tokentrace.wording import plural
 
 MAGIC = b"SQLite format 3\0"
 _UNPACKED_LIMIT = 64 << 30
@@ -264,7 +265,7 @@ class _Export:
         for block in self._select("NVTX_EVENTS", ("start", "end", "globalTid", "text", "textId"), marks):
             good = [row for row in block if isinstance(row[0], int) and isinstance(row[1], int)]
             if len(good) != len(block):
-                self.lost.add(0, f"{len(block) - len(good)} NVTX ranges were still open when the recording ended")
+                self.lost.add(0, f"{plural(len(block) - len(good), 'NVTX range')} still open at the end")
             kinds, names, details = [], [], []
             for row in good:
                 text = str(row[3]) if row[3] is not None else self._string(row[4])
