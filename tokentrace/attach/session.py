@@ -98,8 +98,13 @@ def without_agent(attached: Attached) -> dict[str, tuple[str, str]]:
     for process in attached.found.processes if there else ():
         if process.pid not in there:
             name = f"{PARTS[process.role]} {process.rank}".strip()
-            why = f": {attached.reason}" if attached.reason else ""
-            found.setdefault(process.role, (f"there is no agent in process {process.pid} ({name}){why}", attached.fix))
+            why = attached.reason.removeprefix(f"process {process.pid}: ")
+            if "process " in why and f"process {process.pid} " not in why:
+                why = ""  # of another one
+            found.setdefault(
+                process.role,
+                (f"there is no agent in process {process.pid} ({name}){f': {why}' if why else ''}", attached.fix),
+            )
     return found
 
 
