@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from vllm_server import MODEL, UNTIL_LEFT, Stream, VllmServer
@@ -231,14 +232,16 @@ def test_requests_of_others_are_traced_as_they_come_without_their_text(server: V
     assert len({run.trace.trace_id for _, run in seen}) == 3
 
 
-def complete_text(server: VllmServer, model: str, prompt: str | list[str]) -> None:
-    body = json.dumps({"model": model, "prompt": prompt, "max_tokens": 3, "ignore_eos": True}).encode()
+def complete_text(server: VllmServer, model: str, prompt: str | list[str], **more: Any) -> Any:
+    asked = {"model": model, "prompt": prompt, "max_tokens": 3, "ignore_eos": True, "temperature": 0, **more}
+    body = json.dumps(asked).encode()
     request = urllib.request.Request(f"{server.url}/completions", body, {"Content-Type": "application/json"})
-    urllib.request.urlopen(request, timeout=240).read()
+    return json.load(urllib.request.urlopen(request, timeout=240))["choices"][0]
 
 
 def test_requests_of_others_that_end_otherwise_are_told_as_they_were(server: VllmServer) -> None:
-    wanted = {"/v1/chat/completions abort", "/v1/completions ", "/v1/completions length"}
+    wanted = {"/v1/chat/completions abort", "/v1/completions ", "/v1/completions length", "/v1/completions stop"}
+    letter = next(one for one in reversed(complete_text(server, MODEL, "Once", max_tokens=12)["text"]) if one.isalpha())
     with attached(server) as found:
         streams: list[Stream] = []
 
@@ -250,6 +253,8 @@ def test_requests_of_others_that_end_otherwise_are_told_as_they_were(server: Vll
                 with pytest.raises(urllib.error.HTTPError):
                     complete_text(server, "no such model", "Hi")
                 complete_text(server, MODEL, ["One", "Two"])
+                stopped = complete_text(server, MODEL, "Once", max_tokens=60, stop=[letter])
+                assert stopped["finish_reason"] == "stop" and stopped["stop_reason"] == letter
 
         seen: dict[str, tuple[Row, workflow.Run]] = {}
         for row, run in watch(found, settings(server), for_s=240, stop=lambda: seen.keys() >= wanted, idle=begin):
@@ -260,6 +265,12 @@ def test_requests_of_others_that_end_otherwise_are_told_as_they_were(server: Vll
     assert (several.replies, several.reply_tokens) == (2, 3)
     run = seen["/v1/completions length"][1]
     assert not any("also served other" in one.sentence for one in run.report.findings)
+    stopped = seen["/v1/completions stop"][1]  # by the API server, which has the engine abort what it goes on with
+    check_tree(stopped.trace, whole=False)
+    assert not any("aborted" in one.sentence for one in stopped.report.findings)
+    finishes = [s.attributes for s in stopped.trace.spans if s.name == "finish"]  # none where the engine is late
+    assert all(one["tokentrace.engine.finish_reason"] == "abort" for one in finishes)
+    assert {stopped.trace.span(s.parent).name for s in stopped.trace.spans if s.name == "step"} == {"request"}
 
 
 def test_others_watched_deeply_are_profiled_between_their_steps(server: VllmServer) -> None:
