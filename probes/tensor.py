@@ -63,6 +63,8 @@ class TensorProbe(AgentProbe):
                 self.state.reason = f"parts of the model are not seen: {columns.header['note']}"
             if columns.header.get("dropped"):
                 self.state.reason = f"{columns.header['dropped']} parts found no room in the agent's buffer"
+        if not records and not modules and {"wait"} == {r.name for r in agent.records("engine")} & {"wait", "step"}:
+            raise ProbeUnavailable("the model ran nothing for this request: it left the engine's queue unserved")
         if not records and not modules:
             raise without_agent(context, "engine", "worker") or ProbeUnavailable(
                 "the model ran nothing for this request",

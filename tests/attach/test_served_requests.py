@@ -191,6 +191,8 @@ def test_a_request_that_left_while_it_waited_is_told_by_its_wait() -> None:
     assert "was never scheduled" in sentences(run)
     assert "47.0 ms" in next(one.evidence for one in run.report.findings if "never scheduled" in one.sentence)
     assert run.report.slowest.startswith("`queue wait` (layer 6) took 46.0 ms")
+    (model,) = [one for one in run.report.layers if one.layer == 5]
+    assert model.reason.endswith("it left the engine's queue unserved") and not model.fix
 
 
 def hop_to_engine(run: workflow.Run) -> list[int]:
