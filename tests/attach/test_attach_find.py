@@ -287,6 +287,9 @@ def test_the_local_engine_is_found_and_traced_and_left_as_it_was(tmp_path: Path)
                 )
                 assert done.returncode == 0, done.stderr
                 report = orjson.loads(done.stdout)
+                assert (report["depth"], report["method"]) == ("injected", "auto")
+                (process,) = report["processes"]
+                assert process["pid"] == server.pid and process["way"] not in ("", "waits")
                 states = {row["layer"]: row for row in report["layers"]}
                 assert all(states[number]["status"] == "seen" for number in (8, 7, 6, 5, 4, 3))
                 assert all(row["status"] != "unseen" or row["reason"] for row in states.values())
