@@ -115,6 +115,15 @@ def test_the_port_of_the_command_line_is_the_api_and_no_other(tmp_path: Path) ->
     assert f"listens on port {port} of 127.0.0.1 yet: vLLM's process {process.pid}" in by_url.stderr
 
 
+@pytest.mark.parametrize("flags", [(), ("--config=x.yaml",)])
+def test_a_port_that_the_command_line_does_not_name_is_found_by_its_answer(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    with standing_in(TREES["CPU"][0], tmp_path, *flags) as (port, process):
+        found = attach.find(pid=process.pid)
+    assert (found.base_url, found.not_ready) == (f"http://127.0.0.1:{port}/v1", "")
+
+
 def test_an_engine_core_without_its_api_server_is_none_and_its_ports_are_no_api() -> None:
     code = (
         "import socket, time; s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen(); print(flush=True); "

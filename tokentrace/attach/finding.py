@@ -111,7 +111,9 @@ def _front(top: roles.Looked, engine: str) -> tuple[Endpoint | None, str]:
     held = set().union(*sockets.holders({one.inode for one in listening}, {top.pid, *fronts}).values())
     theirs = sorted((one for one in listening if one.inode in held), key=lambda one: one.port)
     named = _port_of(top)
-    expected = named or (_DEFAULT_PORT if engine == "vllm" else 0)
+    flags = {word.partition("=")[0] for word in top.arguments}
+    # A file may name another port than the default one.
+    expected = named or (_DEFAULT_PORT if engine == "vllm" and "--config" not in flags else 0)
     for one in theirs:
         if one.port == expected:
             return _endpoint_at(one), ""
@@ -120,8 +122,8 @@ def _front(top: roles.Looked, engine: str) -> tuple[Endpoint | None, str]:
             endpoint = _endpoint_at(one)
             if ask(endpoint).serves:
                 return endpoint, ""
-    if not roles.engine_of(top) or "--headless" in top.arguments:
-        return None, ""  # a program that uses the engine without HTTP
+    if not roles.engine_of(top) or flags & {"--headless", "--uds"}:
+        return None, ""  # the engine without HTTP, or on a unix socket
     return None, f"its API does not listen{f' on port {expected}' if expected else ''} yet"
 
 
