@@ -117,10 +117,21 @@ def test_plots_keep_their_size_on_a_phone(pages: dict[str, Path], tab: Any, widt
     )
     assert crossing == [], "labels lie on each other"
     drawn = page.evaluate(
-        """() => [...document.querySelectorAll(".plot svg path:not(.grid, .axes), .plot svg polyline")]
-            .map((e) => [e.getAttribute("stroke"), e.getBoundingClientRect().width])"""
+        """() => [...document.querySelectorAll(".plot svg")].map((svg) => {
+            const curves = [...svg.querySelectorAll("path:not(.grid, .axes), polyline")];
+            const boxes = curves.map((e) => e.getBoundingClientRect());
+            const frame = svg.getBoundingClientRect();
+            return {
+                colours: curves.map((e) => e.getAttribute("stroke")),
+                narrowest: Math.min(...boxes.map((b) => b.width)),
+                reach: (Math.max(...boxes.map((b) => b.right)) - frame.left) / frame.width,
+            };
+        })"""
     )
-    assert len(drawn) == 8 and len({colour for colour, _ in drawn}) == 2 and all(wide > 20 for _, wide in drawn)
+    # How wide a curve is depends on how evenly the machine ran; the longest times lie far out on their plot.
+    for plot in drawn:
+        assert len(plot["colours"]) == 2 == len(set(plot["colours"]))
+        assert plot["narrowest"] > 0 and plot["reach"] > 0.4
 
 
 def test_the_keyboard_reaches_what_can_be_scrolled(pages: dict[str, Path], tab: Any) -> None:
