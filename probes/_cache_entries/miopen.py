@@ -17,6 +17,7 @@ import os
 import re
 import sqlite3
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,13 +73,19 @@ def state(folder: str, bounds: Bounds) -> State:
             now.last_row[path] = _last_row(path, bounds)
         except (sqlite3.Error, ValueError) as error:
             found.complete, found.problem = False, found.problem or _why(path, error)
-    for path in files.problems:
-        if bounds.over():
-            found.complete = False
-            break
+    for path in _in_time(files.problems, found, bounds):
         now.lines[path] = frozenset(map(hash, keys_of(head(path, MAX_TEXT_BYTES))))
     now.complete, now.problem = found.complete, found.problem
     return now
+
+
+def _in_time(paths: list[str], found: Entries, bounds: Bounds) -> Iterator[str]:
+    """These paths while there is time; `found` is not complete when it ends before them."""
+    for path in paths:
+        if bounds.over():
+            found.complete = False
+            return
+        yield path
 
 
 def since(before: State, folder: str, told: str, bounds: Bounds) -> Entries:
@@ -95,10 +102,7 @@ def since(before: State, folder: str, told: str, bounds: Bounds) -> Entries:
             found.complete = found.complete and len(keys) < MAX_ROWS
         except (sqlite3.Error, ValueError) as error:
             found.complete, found.problem = False, found.problem or _why(path, error)
-    for path in files.problems:
-        if bounds.over():
-            found.complete = False
-            break
+    for path in _in_time(files.problems, found, bounds):
         if path not in before.lines and not before.complete:
             continue
         known = before.lines.get(path, frozenset())

@@ -12,6 +12,16 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+#: What a process has mapped that uses a cache of compiled code; the compilers that are not named work inside torch.
+USES = {
+    "CUDA": re.compile(r"/libcuda\.so"),
+    "HIP": re.compile(r"/lib(amdhip|amd_comgr)[^/]*\.so"),
+    "MIOpen": re.compile(r"/libMIOpen[^/]*\.so"),
+    "MIOpen db": re.compile(r"/libMIOpen[^/]*\.so"),
+    "DeepGEMM": re.compile(r"deep_?gemm[^/]*(/.*)?\.so"),
+    "TensorRT-LLM": re.compile(r"/libnvinfer"),
+    "ONNX Runtime TensorRT": re.compile(r"/libonnxruntime"),
+}
 _MAPPED = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ \S+ [0-9a-f]+ \S+ \d+ +(/.*)$", re.MULTILINE)
 _MOST_BYTES = 64 * 2**20
 _ESCAPED = re.compile(rb"\\([0-7]{3})")

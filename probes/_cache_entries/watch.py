@@ -9,7 +9,6 @@ than it. What was mapped before the pass is told apart by the server's start: co
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,14 +29,6 @@ _READERS: dict[str, Callable[[str, str, Bounds], Entries]] = {
 }
 _LIBRARIES = ("FlashInfer", "torch extensions")
 _MIOPEN = ("MIOpen", "MIOpen db")
-#: What a process has mapped that uses a cache whose entries it only reads.
-_USED_BY = {
-    "DeepGEMM": re.compile(r"deep_?gemm[^/]*(/.*)?\.so"),
-    "HIP": re.compile(r"/lib(amdhip64|amd_comgr)[^/]*\.so"),
-    "CUDA": re.compile(r"/libcuda\.so"),
-    "MIOpen": re.compile(r"/libMIOpen[^/]*\.so"),
-    "MIOpen db": re.compile(r"/libMIOpen[^/]*\.so"),
-}
 _UNTOLD = "hits are not told by its files"
 #: Of each cache: keys that are told, and spans that are made.
 SHOWN = 5
@@ -183,7 +174,7 @@ class CacheWatch:
         if now is None:
             if new:
                 _note(use, "whether the server uses it may not be read, so that other programs' entries may count")
-        elif not any(_USED_BY[use.compiler].search(path) for path in now):
+        elif not any(serving.USES[use.compiler].search(path) for path in now):
             use.foreign = len(new)
             return []
         return new

@@ -14,6 +14,7 @@ from tokentrace.doctor.machine import folders
 from tokentrace.doctor.machine.keys import NEW_FILE, walk
 from tokentrace.doctor.machine.situation import UNKNOWN_PROCESS, process_known, view_of
 from tokentrace.doctor.machine.view import View
+from tokentrace.probes._cache_entries import serving
 from tokentrace.wording import duration, listed, plural
 
 NAME = "caches"
@@ -83,12 +84,8 @@ def run(situation: Situation) -> Iterable[Result]:
     return [judge(new, _first_token_ns(situation, "first"), _first_token_ns(situation, "second"))]
 
 
-#: Libraries of the drivers' own caches; the other compilers work inside torch.
-_LIBRARY = {
-    "CUDA": r"/libcuda\.so", "HIP": r"/lib(amdhip|amd_comgr)", "MIOpen": r"/libMIOpen", "MIOpen db": r"/libMIOpen",
-    "TensorRT-LLM": r"/libnvinfer", "ONNX Runtime TensorRT": r"/libonnxruntime",
-}  # fmt: skip
-_TORCH = r"/libtorch[\w.]*\.so"
+#: Of compilers that work inside torch.
+_TORCH = re.compile(r"/libtorch[\w.]*\.so")
 
 
 def using(view: View) -> Callable[[str], bool] | None:
@@ -105,8 +102,8 @@ def using(view: View) -> Callable[[str], bool] | None:
     maps = [replace(view, proc=str(proc / str(pid))).own("maps") for pid in pids]
     if not maps[0]:
         return None
-    text = "\n".join(maps)
-    return lambda compiler: re.search(_LIBRARY.get(compiler, _TORCH), text) is not None
+    lines = [line for text in maps for line in text.splitlines()]
+    return lambda compiler: any(map(serving.USES.get(compiler, _TORCH).search, lines))
 
 
 def written(before: Mapping[str, Any], after: Mapping[str, Any], since: float) -> dict[str, list[str]]:
