@@ -182,7 +182,7 @@ def _record(raw: Raw, where: Mapping[str, str]) -> Record | None:
     status, message = STATUS_UNSET, ""
     if raw.name == "report":
         name = f"compile {data.get('phase') or compiler or 'unknown'}"
-        attributes["tokentrace.jit.length"] = "unknown: vLLM's JIT monitor reports a compilation before it begins"
+        attributes["tokentrace.jit.length"] = "unknown: vLLM's JIT monitor does not tell how long it took"
         if data.get("refused"):
             name = f"compile refused {data.get('phase') or compiler}"
             attributes["tokentrace.jit.length"] = "none: --jit-monitor-mode error ended the step instead"

@@ -91,7 +91,8 @@ class QueueProbe(AgentProbe):
         work = [raw for raw in context.agent.records("model") if raw.name == "work" and step_of(raw) in ours]
         between = hops([raw for raw in raws if step_of(raw) in ours], own, work, rid)
         records += between
-        records += [_own(raw, rid, ended(own)) for raw in own]
+        why = ended(own)
+        records += [_own(raw, rid, why) for raw in own]
         if not records:
             raise ProbeUnavailable("the engine recorded nothing for this request", fix="look at the server's log")
         records.append(_request([*own, *ours.values()], rid))

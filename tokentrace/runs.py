@@ -149,6 +149,14 @@ def find(name: str | None) -> Path:
     return root / fitting[0] / TRACE
 
 
+def is_place(path: Path) -> bool:
+    """A run's folder, or one with runs in it: a folder that `find` takes."""
+    try:
+        return (path / TRACE).is_file() or bool(_names(path))
+    except OSError:
+        return False
+
+
 def _names(place: Path) -> list[str]:
     """Of the runs in a folder, oldest first."""
     return sorted(path.name for path in place.iterdir() if (path / TRACE).is_file()) if place.is_dir() else []

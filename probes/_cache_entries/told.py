@@ -52,7 +52,7 @@ def findings(uses: Sequence[Use], pass_name: str) -> list[Finding]:
     for use in uses:
         account = _account(use)
         if use.miss:
-            evidence = f"{_named(use, 'miss')}, {account}"
+            evidence = "; ".join(filter(None, (f"{_named(use, 'miss')}, {account}", use.note)))
             found.append(Finding(LAYER, _compiled(use, where), evidence, _FIX.format(path=use.path), "warn"))
         if use.hit:
             sentence = f"{_count(use.hit, use)} of {use.compiler} came from the cache {where}{_saved(use.saved_ns)}."

@@ -1,4 +1,4 @@
-"""What the caches that tell nothing themselves did in one pass: looked at before it, and again after it.
+"""What the caches that tell nothing themselves did in one pass: looked at after it, those of MIOpen before it too.
 
 A miss is an entry that was written in the pass; for a library, it must also be mapped by a serving process then, and
 for the other caches that compiler's own library must be, for the folders are shared with other programs. Where /proc
@@ -180,10 +180,8 @@ class CacheWatch:
         return new
 
     def _is_mapped(self, entry: Entry, paths: frozenset[str]) -> bool:
-        if entry.path in paths:
-            return True
-        root = "" if self.root == "/" else self.root
-        return os.path.realpath(root + entry.path).removeprefix(root) in paths
+        # In another root a link would be followed from this one's.
+        return entry.path in paths or (self.root == "/" and os.path.realpath(entry.path) in paths)
 
     def _record(self, use: Use, entry: Entry, mapped: Mapping[str, frozenset[str] | None]) -> Record:
         owner = next((key for key, paths in mapped.items() if paths and self._is_mapped(entry, paths)), "")

@@ -139,6 +139,21 @@ def test_a_request_whose_server_went_away_is_kept_as_far_as_it_was_seen() -> Non
     assert has_unknown([row]) and len([one for one in trace.spans if one.name.startswith("step")]) == 2
 
 
+def test_replies_to_a_request_that_has_ended_are_not_cut_off_when_the_server_goes_away() -> None:
+    sorter, rids = Sorter(), ("0_a", "1_a")
+    sorter.add([*reply("0_a", 2), *reply("1_a", 2), *steps(rids, 2, 2), request(rids)])
+    (one,) = sorter.cut(T0 + 61 * MS, "it was killed")
+    assert (one.rid, one.cut, one.replies, sorter.under_way) == ("0_a", "", 2, 0)
+
+
+def test_a_request_whose_first_steps_are_forgotten_can_still_be_cut_off() -> None:
+    sorter = Sorter()
+    sorter.add([*reply("a", 2)[:3], *steps(("a",), 1, 2)])
+    assert sorter.finished(T0 + 700 * 10**9) == []  # by then the steps are forgotten
+    (one,) = sorter.cut(T0 + 700 * 10**9, "it was killed")
+    assert one.rid == "a" and one.cut
+
+
 def test_waiting_for_a_busy_engine_to_look_is_waiting() -> None:
     row, run = told(served(Sorter(), *reply("a", 2), *steps(("a",), 1, 2), request(("a",))))
     assert row.wait_ns == 7 * MS

@@ -11,7 +11,7 @@ import pytest
 from span_sender import FIGURES, Tracing, exporter
 
 from tokentrace import receive, workflow
-from tokentrace.attach.joined import CUT, Joiner
+from tokentrace.attach.joined import CUT, Joiner, expected
 from tokentrace.attach.served import Served, trace_of
 from tokentrace.model import Process, Trace
 from tokentrace.probe import Raw
@@ -186,3 +186,10 @@ def test_two_requests_of_one_callers_trace_are_two_runs(tmp_path: Path) -> None:
         assert run.folder is not None and rid in (run.folder / "trace.jsonl").read_text()
         folders.add(run.folder)
     assert len(folders) == 3
+
+
+def test_a_reply_that_ended_at_a_stop_string_has_a_span_of_the_servers_although_the_engine_was_told_to_abort() -> None:
+    aborted = request("a", time.time_ns(), reason="abort")
+    assert expected(aborted) == 0
+    aborted.raws.append(raw(aborted.request.end_ns, "engine", "output", 51, 52, rid="a", tokens=1, ended="stop"))
+    assert expected(aborted) == 1

@@ -4,10 +4,10 @@ vllm/utils/jit_monitor.py is switched on by a GPU worker when its warm-up is ove
 on each compilation by Triton, CuTeDSL (`cute.compile`) or TileLang passes its `_handle_jit_event`, which warns, or with
 --jit-monitor-mode error raises. That function is wrapped by name in any process where the module is loaded.
 
-It is called before the compilation, so it tells no length. Where the call that compiles can be wrapped too (the
-monitor's own stand-in for `cute.compile`, TileLang's `JITImpl.compile` and `JITKernel`), its stretch becomes the record
-and the report only marks it; else the report is an instant. Of Triton, `compile_events` has the stretch already: it
-says so here (`recorded`), and the report of the same function is left out.
+Of CuTeDSL and TileLang it is called before the compilation, of Triton behind it; it tells no length. Where the call
+that compiles can be wrapped too (the monitor's own stand-in for `cute.compile`, TileLang's `JITImpl.compile` and
+`JITKernel`), its stretch becomes the record and the report only marks it; else the report is an instant. Of Triton,
+`compile_events` has the stretch already: it says so here (`recorded`), and the report of the same function is left out.
 
 Records: "compile" (a stretch: compiler, phase, depth, after_warmup) and "report" (an instant: the same, and refused
 where the monitor raised). Run with vLLM 0.32, Triton 3.9, CuTeDSL 4.8 and TileLang 0.1.15 compiling without a GPU; in a

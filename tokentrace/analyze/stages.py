@@ -78,7 +78,8 @@ def _in_order(runs: Mapping[Way, Sequence[Span]], above: Way = ()) -> Iterable[W
 def _one(way: Way, times: Sequence[Span], runs: int, calls: list[PassView]) -> StageTimes:
     open_then = _union(times)
     in_calls = _union((one.start_ns, one.end_ns) for one in calls)
-    return StageTimes(way, runs, _length(open_then), _length(_both(open_then, in_calls)), calls)
+    in_both = _length(open_then) + _length(in_calls) - _length(_union([*open_then, *in_calls]))
+    return StageTimes(way, runs, _length(open_then), in_both, calls)
 
 
 def _outside(whole: Span, runs: Mapping[Way, Sequence[Span]]) -> list[Span]:
@@ -97,19 +98,6 @@ def _union(spans: Iterable[Span]) -> list[Span]:
             found[-1] = found[-1][0], max(end, found[-1][1])
         else:
             found.append((start, end))
-    return found
-
-
-def _both(left: Sequence[Span], right: Sequence[Span]) -> list[Span]:
-    """Times that lie in both; each is without overlap and in order."""
-    found, at = [], 0
-    for start, end in left:
-        while at < len(right) and right[at][1] <= start:
-            at += 1
-        here = at
-        while here < len(right) and right[here][0] < end:
-            found.append((max(start, right[here][0]), min(end, right[here][1])))
-            here += 1
     return found
 
 

@@ -81,8 +81,7 @@ def check_method(method: str) -> None:
 
 
 def refusal(found: Found, method: str) -> AttachError | None:
-    """Why `open` would refuse the server by any method that touches it, as far as that can be told; None if it would
-    not. Touches nothing."""
+    """Why `open` would refuse the server, as far as that can be told; None if it would not. Touches nothing."""
     stopped = halted(found.processes)
     if stopped is not None or method == "outside":
         return stopped

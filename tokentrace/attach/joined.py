@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from tokentrace.attach.served import Served
+from tokentrace.probes._request import ended
 from tokentrace.receive.account import OUT_NS
 from tokentrace.receive.join import Told, why_missing
 from tokentrace.receive.spans import ReceivedSpan
@@ -69,8 +70,7 @@ class Joiner:
 def expected(served: Served) -> int:
     """How many spans the server makes of it: one for each reply, none when it never came to the engine or its client
     hung up."""
-    finish = served.first("finish")
-    if served.first("submit") is None or finish is None or finish.data.get("reason") == "abort":
+    if served.first("submit") is None or ended(served.raws) in ("", "abort"):
         return 0
     return served.replies
 

@@ -130,11 +130,14 @@ class Sorter:
 
     def cut(self, now_ns: int, why: str) -> list[Served]:
         """All requests, those that are under way as far as their records have come: no more will, as `why` says."""
-        cut = [rid for rid in self._own if rid not in self._ended]
+        # The other replies to a request that has ended are no requests of their own.
+        others = {str(one) for raw in self._ended.values() for one in raw.data.get("rids") or ()}
+        cut = [rid for rid in self._own if rid not in self._ended and rid not in others]
         for rid in cut:
             raws = self._own[rid]
             first = min(raws, key=lambda raw: raw.start_ns)
-            ends = [raw.end_ns for raw in (*raws, *(one for key in self._of.get(rid, []) for one in self._steps[key]))]
+            steps = [raw for key in self._of.get(rid, []) for raw in self._steps.get(key, ())]
+            ends = [raw.end_ns for raw in (*raws, *steps)]
             self._ended[rid] = Raw("http", "request", first.start_ns, max(ends), first.thread, first.process,
                                    {"rid": rid, "error": why})  # fmt: skip
             raws.append(self._ended[rid])

@@ -143,5 +143,7 @@ def _ticks(most: float) -> list[tuple[float, str]]:
 
 def _round(ns: float) -> str:
     """200 ms and not 200.0 ms: a round figure needs no digits behind the point."""
+    if ns >= 60e9:  # a round number of seconds is no round number of minutes
+        return f"{ns / 1e9:g} s"
     number, _, unit = duration(ns).partition(" ")
     return f"{float(number):g} {unit}"

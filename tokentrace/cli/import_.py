@@ -154,7 +154,7 @@ def _saved_run(files: tuple[str, ...]) -> tuple[str, Path] | None:
         try:
             if path.is_file() and not path.name.endswith((".jsonl", ".jsonl.gz")):
                 continue
-            if path.is_dir() and not (path / runs.TRACE).is_file():
+            if path.is_dir() and not runs.is_place(path):
                 continue
             return given, runs.find(given)
         except UsageError:

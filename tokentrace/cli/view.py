@@ -98,7 +98,7 @@ def _is_recording(path: Path) -> bool:
     from tokentrace import runs
 
     if path.is_dir():
-        return not (path / runs.TRACE).is_file()
+        return not runs.is_place(path)
     return path.is_file() and not path.name.lower().removesuffix(".gz").endswith(".jsonl")
 
 

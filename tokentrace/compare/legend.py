@@ -1,4 +1,4 @@
-"""What the words in the tables of a comparison mean, in a few lines; only of those that stand in it."""
+"""What the words in the tables of a comparison mean, in a few lines: those of one run a side, or of several."""
 
 from __future__ import annotations
 
@@ -35,8 +35,11 @@ def _words(rows: Iterable[Row], found: Diff) -> Iterable[str]:
     if any(row.limit_ns is not None for row in rows):
         yield "beyond ±X: more than noise seen inside the runs can make"
         yield "within ±X: noise can make that much"
-    if any(row.is_even and not row.small for row in rows):
-        share = f"{found.even.main:+.0%}".replace("%", " %")
+    even = [found.even.of(n) for n, some in found.levels.items() if any(row.is_even and not row.small for row in some)]
+    if any(row is not None and row.is_even for row in (found.wall, found.ttft)):
+        even.append(found.even.main)
+    if even:
+        share = listed(sorted({f"{one:+.0%}".replace("%", " %") for one in even}))
         yield f"{LIKE_ALL}: all parts changed alike ({share}); what is left without that is within noise (of ±X)"
     known = sorted({row.confidence for row in rows if row.low_ns is not None and row.confidence is not None})
     if known:

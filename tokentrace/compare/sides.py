@@ -52,7 +52,7 @@ def load(name: str, pass_name: str = "", progress: Progress | None = None, known
         return _of_json(path, name, chosen)
     from tokentrace import runs
 
-    if path.is_dir() and not any(path.glob(runs.TRACE)) and not any(path.glob(f"*/{runs.TRACE}")):
+    if path.is_dir() and not runs.is_place(path):
         return _imported(path, name, chosen)
     return _of_trace(runs.find(name), name, chosen, {} if known is None else known)
 

@@ -46,7 +46,7 @@ def shown(trace: Trace, most: int = _critical_path.MOST_CALLS) -> Trace:
 def path_remark(trace: Trace) -> str:
     """One sentence about a critical path that does not go down to the last span; empty when it does."""
     root = trace.attributes(0)
-    if LEVEL not in root:
+    if LEVEL not in root or not isinstance(root.get(MARKED), int):  # the second: another program's attribute
         return ""
     return (
         f"the critical path goes down to level {root[LEVEL]}: with the {plural(root[MARKED], 'span')} of the next "
