@@ -120,14 +120,14 @@ class JitProbe(AgentProbe):
 
     def _monitor(self, context: ProbeContext, raws: Sequence[Raw]) -> list[str]:
         """How vLLM's JIT monitor stands; empty where the engine has none, or the layer has more to tell."""
-        told = context.agent.facts().get("jit_monitor") if context.agent is not None else None
-        if not isinstance(told, Mapping):
+        monitor = context.agent.facts().get("jit_monitor") if context.agent is not None else None
+        if not isinstance(monitor, Mapping):
             return []
-        mode = f" ({told['mode']})" if told.get("mode") else ""
-        self.state.facts["jit_monitor"] = f"{told.get('state')}{mode}"
-        if told.get("state") == "active":
+        mode = f" ({monitor['mode']})" if monitor.get("mode") else ""
+        self.state.facts["jit_monitor"] = f"{monitor.get('state')}{mode}"
+        if monitor.get("state") == "active":
             return ["vLLM's JIT monitor is active and reported nothing"] if not raws else []
-        unwatched = [str(one) for one in told.get("unwatched") or ()]
+        unwatched = [str(one) for one in monitor.get("unwatched") or ()]
         if not unwatched:
             return []
         return [f"what {listed(unwatched)} may compile is not seen: vLLM's JIT monitor is not active"]
@@ -147,8 +147,8 @@ def _header(of_processes: Sequence[Columns]) -> dict[str, Any]:
 
 def _compiles(context: ProbeContext) -> bool | None:
     """Whether the engine compiles the model, None where it does not say."""
-    told = context.agent.facts().get("compile") if context.agent is not None else None
-    return None if told is None else bool(told)
+    fact = context.agent.facts().get("compile") if context.agent is not None else None
+    return None if fact is None else bool(fact)
 
 
 def _folders(watch: CacheWatch, environment: Mapping[str, str]) -> list[CacheFolder]:

@@ -9,7 +9,6 @@ DeepGEMM  cache/kernel.<name>.<hash>/ with kernel.cu, written before the compile
 
 from __future__ import annotations
 
-import os
 import re
 
 from tokentrace.probes._cache_entries import Bounds, Entries, Entry, is_folder, listing, shown, written_ns
@@ -63,8 +62,4 @@ def deep_gemm(folder: str, told: str, bounds: Bounds) -> Entries:
 
 def _matching(folder: str, wanted: re.Pattern[str], found: Entries, bounds: Bounds) -> list[str]:
     """Names of the folders below that fit."""
-    return [e.name for e in _folders(folder, found, bounds) if wanted.fullmatch(e.name)]
-
-
-def _folders(folder: str, found: Entries, bounds: Bounds) -> list[os.DirEntry[str]]:
-    return [entry for entry in listing(folder, found, bounds) if is_folder(entry)]
+    return [e.name for e in listing(folder, found, bounds) if is_folder(e) and wanted.fullmatch(e.name)]

@@ -9,7 +9,7 @@ from tokentrace.analyze import _compare, _split
 from tokentrace.analyze._arrivals import bursts, late_token
 from tokentrace.analyze._cache_use import cache_use
 from tokentrace.analyze._metrics_told import told_by_metrics
-from tokentrace.analyze._passes import NONE, name_of
+from tokentrace.analyze._passes import NONE, PassView, name_of
 from tokentrace.analyze._server import only_told, own_account
 from tokentrace.model import Trace
 from tokentrace.probe import LEFT_OUT, Finding
@@ -140,13 +140,17 @@ def _cold(trace: Trace, found: Analysis) -> Iterator[Finding]:
     yield Finding(2 if compiled else 5, found.cold_sentence, evidence, fix, "ok")
 
 
+def _compiled(trace: Trace, view: PassView) -> list[int]:
+    """What a compiler said it compiled. What is known by a cache's files has a finding of its own."""
+    return [row for row in view.rows if trace.layer[row] == 2 and name_of(trace, row).startswith("compile ")
+            and trace.attributes(row).get("tokentrace.jit.source") != "files"]  # fmt: skip
+
+
 def _compiled_again(trace: Trace, found: Analysis) -> Iterator[Finding]:
     warm = found.passes.get("warm")
     if warm is None:
         return
-    # What is known by a cache's files has a finding of its own.
-    rows = [r for r in warm.view.rows if trace.layer[r] == 2 and name_of(trace, r).startswith("compile ")
-            and trace.attributes(r).get("tokentrace.jit.source") != "files"]  # fmt: skip
+    rows = _compiled(trace, warm.view)
     spent = sum(ns for (layer, _), ns in warm.own.items() if layer == 2)
     if rows and spent >= _SMALL_NS:
         names = sorted({name_of(trace, r) for r in rows})
@@ -160,11 +164,7 @@ def _compiled_for_it(trace: Trace, found: Analysis) -> Iterator[Finding]:
     spent = sum(ns for (layer, _), ns in main.own.items() if layer == 2)
     if main.name == "warm" or spent < max(_SMALL_NS, COMPILING_SHARE * main.wall_ns):
         return
-    rows = [
-        r for r in main.view.rows
-        if trace.layer[r] == 2 and name_of(trace, r).startswith("compile ") and trace.layer[trace.parent[r]] != 2
-        and trace.attributes(r).get("tokentrace.jit.source") != "files"
-    ]  # fmt: skip
+    rows = [row for row in _compiled(trace, main.view) if trace.layer[trace.parent[row]] != 2]
     if not rows:
         return
     rows.sort(key=lambda r: trace.start_ns[r] - trace.end_ns[r])

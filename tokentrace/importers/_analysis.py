@@ -12,8 +12,8 @@ from tokentrace import gpu_events
 from tokentrace.importers import host
 from tokentrace.importers.columns import Array, Events
 from tokentrace.importers.host import Host
-from tokentrace.importers.join import Joined
-from tokentrace.importers.measures import Measures
+from tokentrace.importers.join import Joined, union_ns
+from tokentrace.importers.measures import Gap, Measures
 from tokentrace.importers.steps import Steps
 
 #: Share of the device's window from which on something is worth saying.
@@ -48,6 +48,14 @@ def vendor(events: Events) -> str:
     signs = {"AMD": _AMD, "NVIDIA": _NVIDIA}
     found = [name for name, sign in signs.items() if any(sign.match(text) for text in told)]
     return found[0] if len(found) == 1 else ""
+
+
+def inside(found: Analysis, gap: Gap, rows: Array) -> int:
+    """For how long of a gap the thread that ended it was inside any of these rows, ns."""
+    events = found.events
+    rows = rows[events.track[rows] == events.track[gap.launch]]
+    start, end = np.maximum(events.start[rows], gap.start_ns), np.minimum(events.end[rows], gap.end_ns)
+    return union_ns(start[start < end], end[start < end])
 
 
 def caveat(found: Analysis) -> str:

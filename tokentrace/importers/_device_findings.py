@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from tokentrace.importers import host
-from tokentrace.importers._analysis import WORTH_SAYING, Analysis, caveat, counted
+from tokentrace.importers._analysis import WORTH_SAYING, Analysis, caveat, counted, inside
 from tokentrace.importers.columns import Array
 from tokentrace.importers.join import union_ns
-from tokentrace.importers.measures import Gap
 from tokentrace.probe import Finding
 from tokentrace.wording import duration, plural, share
 
@@ -80,23 +79,23 @@ def launch_bound(found: Analysis) -> Iterator[Finding]:
     )
     long = sum(gap.length_ns - gap.waiting_ns for gap in measures.gaps if gap.starved)
     if starved >= _LAUNCH_BOUND and long * 2 > measures.starved_ns:
-        inside = sum(_launching(found, gap) for gap in measures.gaps if gap.starved)
+        launching = sum(inside(found, gap, found.joined.all_launches) for gap in measures.gaps if gap.starved)
         yield Finding(
             3,
             f"The GPU had nothing to do for {share(measures.starved_ns, measures.window_ns)} of the time, most of it "
             "in a few long gaps in which the host "
             + (
                 "was inside launch calls."
-                if 2 * inside > long
+                if 2 * launching > long
                 else "launched hardly anything."
-                if 20 * inside > long
+                if 20 * launching > long
                 else "launched nothing."
             ),
             evidence
-            + (f"; inside launch calls for {duration(inside)} of those gaps" if inside else "")
+            + (f"; inside launch calls for {duration(launching)} of those gaps" if launching else "")
             + caveat(found),
             "a launch this long usually loads or compiles its kernel: warm up before measuring"
-            if 2 * inside > long
+            if 2 * launching > long
             else "look at what the host did in them, before anything else",
             "warn",
         )
@@ -142,14 +141,6 @@ def launch_bound(found: Analysis) -> Iterator[Finding]:
         )
 
 
-def _launching(found: Analysis, gap: Gap) -> int:
-    """For how long of a gap the thread that ended it was inside a launch call, ns."""
-    events, rows = found.events, found.joined.all_launches
-    rows = rows[events.track[rows] == events.track[gap.launch]]
-    start, end = np.maximum(events.start[rows], gap.start_ns), np.minimum(events.end[rows], gap.end_ns)
-    return union_ns(start[start < end], end[start < end])
-
-
 def _below_limit(starved: float) -> str:
     """The share in words, that does not round up to what would have been called launch-bound."""
     told = share(starved, 1)
@@ -174,7 +165,7 @@ def waits(found: Analysis) -> Iterator[Finding]:
     events, measures = found.events, found.measures
     length = events.end - events.start
     for rows, one, many, fix in (
-        (_own_syncs(found), "synchronisation", "synchronisations",
+        (host.own_syncs(events, found.joined, measures.sync_calls), "synchronisation", "synchronisations",
          "avoid .item(), .cpu(), print of tensors and torch.cuda.synchronize() inside the step"),
         (measures.wait_copies, "copy that made the host wait", "copies that made the host wait",
          "copy from pinned memory with non_blocking=True, and read results one step later"),
@@ -198,16 +189,6 @@ def waits(found: Analysis) -> Iterator[Finding]:
             fix,
             "warn" if waited > 0.1 * span else "ok",
         )  # fmt: skip
-
-
-def _own_syncs(found: Analysis) -> Array:
-    """Synchronisations of the program: those before its first and after its last launch are the profiler's own."""
-    rows, launches = found.measures.sync_calls, found.joined.all_launches
-    if not len(launches):
-        return rows
-    start = found.events.start
-    own: Array = rows[(start[rows] > start[launches].min()) & (start[rows] < start[launches].max())]
-    return own
 
 
 def _origin(found: Analysis, rows: Array) -> str:

@@ -8,8 +8,7 @@ import numpy as np
 
 from tokentrace import gpu_events
 from tokentrace.importers import host, launch_cost
-from tokentrace.importers._analysis import RECORDING, WORTH_SAYING, Analysis
-from tokentrace.importers.join import union_ns
+from tokentrace.importers._analysis import RECORDING, WORTH_SAYING, Analysis, inside
 from tokentrace.importers.measures import Gap, Measures
 from tokentrace.probe import Finding
 from tokentrace.wording import duration, share
@@ -124,22 +123,14 @@ def _meanwhile(found: Analysis, gap: Gap, did: list[tuple[str, int]]) -> tuple[s
 
 def _in_mark(found: Analysis, gap: Gap, around: str, others: list[str]) -> tuple[str, str]:
     """The same where an annotation or a step is all that fills the gap: how much of it lies in no operator."""
-    inside = _in_operators(found, gap)
-    if 2 * inside > gap.length_ns and others:
+    rows = found.events.rows(gpu_events.OPERATOR)
+    rows = np.setdiff1d(rows, [step.row for step in found.steps.steps])  # old recordings write steps as operators
+    working = inside(found, gap, rows)
+    if 2 * working > gap.length_ns and others:
         cause = around if "dataloader" in around.lower() else others[0]
         return f"while the host was in {around}, most of it in operators, {others[0]} the longest", _advice(cause)
-    outside = f", for {duration(gap.length_ns - inside)} of it" if inside else ","
+    outside = f", for {duration(gap.length_ns - working)} of it" if working else ","
     return f"while the host was in {around}{outside} outside any operator", "record with with_stack=True to see in what"
-
-
-def _in_operators(found: Analysis, gap: Gap) -> int:
-    """For how long of a gap the launching thread was inside an operator, ns."""
-    events = found.events
-    rows = events.rows(gpu_events.OPERATOR)
-    rows = np.setdiff1d(rows, [step.row for step in found.steps.steps])  # old recordings write steps as operators
-    rows = rows[events.track[rows] == events.track[gap.launch]]
-    start, end = np.maximum(events.start[rows], gap.start_ns), np.minimum(events.end[rows], gap.end_ns)
-    return union_ns(start[start < end], end[start < end])
 
 
 def _advice(name: str) -> str:

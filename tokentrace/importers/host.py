@@ -94,6 +94,16 @@ def blocking_calls(events: Events, joined: Joined) -> tuple[Array, Array]:
     return sync, np.unique(call[waited])
 
 
+def own_syncs(events: Events, joined: Joined, sync: Array) -> Array:
+    """Of these synchronisations those of the program: before its first and after its last launch it is the profiler
+    that waits for the device, around what it records."""
+    launches, start = joined.all_launches, events.start
+    if not len(launches):
+        return sync
+    own: Array = sync[(start[sync] > start[launches].min()) & (start[sync] < start[launches].max())]
+    return own
+
+
 def operators(events: Events, joined: Joined, host: Host, spans: Array) -> list[dict[str, Any]]:
     """All operators, by the kernel time they launched, then by own host time: name, calls, own_ns, device_ns.
 

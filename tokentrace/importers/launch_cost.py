@@ -10,7 +10,7 @@ import numpy as np
 from tokentrace import gpu_events
 from tokentrace.importers import columns
 from tokentrace.importers.columns import Array, Events
-from tokentrace.importers.host import Host, nearest
+from tokentrace.importers.host import Host, nearest, own_syncs
 from tokentrace.importers.join import Joined
 
 #: A beginning without GPU work is told apart from this share of the recording on.
@@ -74,10 +74,8 @@ def split(events: Events, joined: Joined, host: Host, sync: Array, copies: Array
     group[launches] = _LAUNCH
     group[sync] = _BLOCKED
     group[copies] = _BLOCKED
-    own = np.ones(len(events) + 1, np.bool_)  # the profiler waits for the device before and after what it records
+    rows = rows[~np.isin(rows, np.setdiff1d(sync, own_syncs(events, joined, sync)))]
     start = events.start[launches]
-    own[sync] = (events.start[sync] > start.min()) & (events.start[sync] < start.max())
-    rows = rows[own[rows]]
     counted = events.inside()
     begin, until = (
         int(events.start[counted].min(initial=start.min())),
