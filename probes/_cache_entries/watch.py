@@ -8,15 +8,17 @@ than it. What was mapped before the pass is told apart by the server's start: co
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tokentrace.host import proc
 from tokentrace.model import Record
 from tokentrace.probe import Agent
-from tokentrace.probes._cache_entries import Bounds, Entries, Entry, hashed, miopen, ninja, serving
+from tokentrace.probes._cache_entries import Bounds, Entries, Entry, hashed, loaded, miopen, ninja
 from tokentrace.probes._caches import VARIABLES, CacheFolder, cache_folders
 
 LAYER = 2
@@ -89,9 +91,10 @@ class CacheWatch:
         environment: Mapping[str, str] = {}
         if self._processes:
             first = self._processes[0].pid
-            self.root, self.mounts = serving.root_of(first)
-            environment = serving.environment(first, VARIABLES)
-        self._mapped = serving.of_all(one.pid for one in self._processes)
+            self.root, self.mounts = proc.root_of(first)
+            with contextlib.suppress(OSError):
+                environment = proc.environment(first, VARIABLES)
+        self._mapped = loaded.of_all(one.pid for one in self._processes)
         for folder in cache_folders(environment or os.environ, root=self.root, mounts=self.mounts, max_files=0):
             if folder.compiler in _MIOPEN:
                 state = miopen.state(self._here(folder), Bounds()) if _there(folder) else miopen.State()
@@ -102,7 +105,7 @@ class CacheWatch:
         `begin` was not called."""
         if not self.began_ns:
             return [], []
-        mapped = {one.key: serving.libraries(one.pid) for one in self._processes}
+        mapped = {one.key: loaded.files(one.pid) for one in self._processes}
         known = [paths for paths in mapped.values() if paths is not None]
         now = frozenset().union(*known) if known else None
         uses: list[Use] = []
@@ -150,10 +153,10 @@ class CacheWatch:
         if now is None:
             _note(use, "which libraries the server has loaded may not be read, so that other programs' may count")
             return new
-        loaded = [entry for entry in entries if self._is_mapped(entry, now)]
+        mapped = [entry for entry in entries if self._is_mapped(entry, now)]
         before = self._mapped
-        use.foreign = sum(entry not in loaded for entry in new)
-        older = [entry for entry in loaded if entry.written_ns < self.began_ns]
+        use.foreign = sum(entry not in mapped for entry in new)
+        older = [entry for entry in mapped if entry.written_ns < self.began_ns]
         if before is not None:
             hits = [entry for entry in older if not self._is_mapped(entry, before)]
             use.hit, use.saved_ns = len(hits), _sum(hits)
@@ -161,12 +164,12 @@ class CacheWatch:
             use.more = len(hits) - len(use.keys)
             older = [entry for entry in older if entry not in hits]
         use.loaded = len(older)
-        starts = [begun for one in self._processes if (begun := serving.started_ns(one.pid)) is not None]
+        starts = self._starts_ns()
         if starts:
             paid = [entry for entry in older if entry.written_ns >= min(starts)]
             found = [entry for entry in older if entry not in paid]
             use.paid, use.paid_ns, use.found, use.found_ns = len(paid), _sum(paid), len(found), _sum(found)
-        return [entry for entry in new if entry in loaded]
+        return [entry for entry in new if entry in mapped]
 
     def _others(self, use: Use, entries: list[Entry], now: frozenset[str] | None, last_ns: int) -> list[Entry]:
         _note(use, _UNTOLD)
@@ -174,14 +177,21 @@ class CacheWatch:
         if now is None:
             if new:
                 _note(use, "whether the server uses it may not be read, so that other programs' entries may count")
-        elif not any(serving.USES[use.compiler].search(path) for path in now):
+        elif not loaded.uses(now, use.compiler):
             use.foreign = len(new)
             return []
         return new
 
+    def _starts_ns(self) -> list[int]:
+        """When the processes started that can be asked, unix ns."""
+        found = []
+        for one in self._processes:
+            with contextlib.suppress(OSError):
+                found.append(proc.started_ns(one.pid))
+        return found
+
     def _is_mapped(self, entry: Entry, paths: frozenset[str]) -> bool:
-        # In another root a link would be followed from this one's.
-        return entry.path in paths or (self.root == "/" and os.path.realpath(entry.path) in paths)
+        return loaded.has(paths, entry.path, self.root)
 
     def _record(self, use: Use, entry: Entry, mapped: Mapping[str, frozenset[str] | None]) -> Record:
         owner = next((key for key, paths in mapped.items() if paths and self._is_mapped(entry, paths)), "")

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokentrace.attach import proc
 from tokentrace.attach.found import Found, ServerProcess
 from tokentrace.attach.versions import python_of
+from tokentrace.host import proc
 
 HERE = Path(__file__).parent
 

@@ -220,7 +220,7 @@ def test_an_agent_that_waits_is_found_and_used(runtime: Path, tmp_path: Path, mo
         process.stdout.readline()
         waiting = sockets.agent_sockets([process.pid])
         assert waiting == {process.pid: str(path)}
-        from tokentrace.attach import proc
+        from tokentrace.host import proc
 
         server = ServerProcess(process.pid, "single", "", proc.started(process.pid), "3.11")
         found = Found("", "vllm", "", (server,), waiting)

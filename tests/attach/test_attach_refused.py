@@ -129,7 +129,7 @@ def _world_readable(folder: Path) -> bool:
 def test_a_process_with_more_rights_than_we_have(program: Start) -> None:
     running = program("sleeping")
     code = (
-        "import sys; from tokentrace.attach import proc; from tokentrace.attach.found import ServerProcess as S\n"
+        "import sys; from tokentrace.host import proc; from tokentrace.attach.found import ServerProcess as S\n"
         "from tokentrace.attach.obstacles import obstacle; pid = int(sys.argv[1])\n"
         "o = obstacle(S(pid, 'api', 'x', proc.started(pid), '3.11', '')); print(o.reason); print(o.fix)"
     )
@@ -158,7 +158,7 @@ def test_another_container_s_process_of_the_same_user_works(program: Start) -> N
     children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
     inner = Program(running.process)
     process = replace(inner.as_server, pid=int(children[0]))
-    from tokentrace.attach import proc
+    from tokentrace.host import proc
 
     process = replace(
         process, started=proc.started(process.pid), executable=proc.executable(process.pid), python=_version()

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from doctor_support import ids, look
 
-from tokentrace.attach import proc
 from tokentrace.doctor import processes
 from tokentrace.errors import UsageError
+from tokentrace.host import proc
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

@@ -18,8 +18,9 @@ from support.answering import context
 
 from tokentrace.agent_client import AgentClient
 from tokentrace.exchange import Exchange
+from tokentrace.host import proc
 from tokentrace.model import Record
-from tokentrace.probes._cache_entries import serving
+from tokentrace.probes._cache_entries import loaded
 from tokentrace.probes.jit import JitProbe
 
 HERE = Path(__file__).parent
@@ -209,16 +210,17 @@ def test_the_kernel_tells_the_servers_pid_libraries_and_start(tmp_path: Path, so
     with Serving(tmp_path, sockets) as server:
         pid = server.agent.pid_here
         assert pid == server.process.pid
-        started = serving.started_ns(pid)
         # The kernel counts ticks of 10 ms.
-        assert started is not None and begun - 50_000_000 <= started <= time.time_ns()
-        assert str(library) not in (serving.libraries(pid) or ())
+        assert begun - 50_000_000 <= proc.started_ns(pid) <= time.time_ns()
+        assert str(library) not in (loaded.files(pid) or ())
         server.load(library)
-        assert str(library) in (serving.libraries(pid) or ())
-        assert serving.root_of(pid) == ("/", "/proc/self/mountinfo")
-        assert serving.environment(pid, ["HOME", "UNSET"]) == {"HOME": str(tmp_path)}
+        assert str(library) in (loaded.files(pid) or ())
+        assert proc.root_of(pid) == ("/", "/proc/self/mountinfo")
+        assert proc.environment(pid, ["HOME", "UNSET"]) == {"HOME": str(tmp_path)}
     assert server.agent.pid_here == 0, "a closed connection tells no pid"
-    assert serving.libraries(pid) is None and serving.environment(pid, ["HOME"]) == {}
+    assert loaded.files(pid) is None
+    with pytest.raises(OSError):
+        proc.environment(pid, ["HOME"])
 
 
 def test_a_server_in_namespaces_of_its_own_is_looked_at_in_them(tmp_path: Path, sockets: Path) -> None:
@@ -236,7 +238,7 @@ def test_a_server_in_namespaces_of_its_own_is_looked_at_in_them(tmp_path: Path, 
     wait_for_the_clock(outside)
     with Serving(inside / "home", sockets, started) as server:
         assert server.agent.process == "1" and server.agent.pid_here > 1
-        assert serving.root_of(server.agent.pid_here)[0] == f"/proc/{server.agent.pid_here}/root"
+        assert proc.root_of(server.agent.pid_here)[0] == f"/proc/{server.agent.pid_here}/root"
         server.begin()
         server.load(inside / "home" / outside.relative_to(kept / "home"))
         assert server.end() == []

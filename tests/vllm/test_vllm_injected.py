@@ -17,9 +17,10 @@ import pytest
 from vllm_server import MODEL, Stream, VllmServer
 
 from tokentrace import attach, workflow
-from tokentrace.attach import proc, sockets
+from tokentrace.attach import sockets
 from tokentrace.client.settings import Endpoint
 from tokentrace.errors import AttachError
+from tokentrace.host import proc
 from tokentrace.model import Trace
 from tokentrace.session import Ask
 

@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokentrace import attach, workflow
-from tokentrace.attach import proc
 from tokentrace.attach.watch import watch
 from tokentrace.client.server import HttpServer
 from tokentrace.client.settings import Endpoint
 from tokentrace.emit.otlp_target import configured
 from tokentrace.errors import ConfigError, TokentraceError
+from tokentrace.host import proc
 
 #: A server's processes appear one after the other while it loads.
 LOOK_S = 2.0

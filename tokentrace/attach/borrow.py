@@ -16,10 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokentrace.attach import parked, proc, stub
+from tokentrace.attach import parked, stub
 from tokentrace.attach.image import Image, ImageError, find_image
 from tokentrace.attach.parked import Parked
 from tokentrace.attach.ptrace import PtraceError, Registers, Stopped
+from tokentrace.host import proc
 
 _MMAP, _MUNMAP = 9, 11
 _READ, _WRITE, _EXECUTE = 1, 2, 4

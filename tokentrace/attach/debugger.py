@@ -15,7 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tokentrace.attach import image, proc
+from tokentrace.attach import image
+from tokentrace.host import proc
 
 _MMAP_LIBRARY = re.compile(r"(libc\.so\.6|libc-[\d.]+\.so)")
 _LIMIT_S = 30.0

@@ -9,13 +9,14 @@ import os
 from dataclasses import replace
 from itertools import pairwise
 
-from tokentrace.attach import proc, roles, sockets, versions
+from tokentrace.attach import roles, sockets, versions
 from tokentrace.attach.asked import Told, ask
 from tokentrace.attach.found import Found, ServerProcess
 from tokentrace.attach.obstacles import user_name
 from tokentrace.client.causes import one_line
 from tokentrace.client.settings import Endpoint
 from tokentrace.errors import AttachError
+from tokentrace.host import proc
 
 #: Where vLLM serves when it is not told (vllm/entrypoints/openai/cli_args.py).
 _DEFAULT_PORT = 8000

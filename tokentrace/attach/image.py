@@ -13,9 +13,9 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokentrace.attach import proc
-from tokentrace.attach.proc import Mapped
 from tokentrace.attach.stub import Functions
+from tokentrace.host import proc
+from tokentrace.host.proc import Mapped
 
 _WANTED = ("PyGILState_Check", "PyGILState_Ensure", "PyRun_SimpleString", "PyGILState_Release")
 _LIBRARY = re.compile(r"libpython3[^/]*\.so[^/]*")

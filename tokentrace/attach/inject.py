@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokentrace.agent_client import AgentClient
-from tokentrace.attach import payload, private, proc
+from tokentrace.attach import payload, private
 from tokentrace.attach.found import ServerProcess
 from tokentrace.attach.obstacles import PLUGIN_FIX
 from tokentrace.errors import AttachError, EngineError
+from tokentrace.host import proc
 
 #: How the string gets to run: a borrowed thread, Python's own door (3.14), or a debugger.
 Way = Literal["borrow", "remote_exec", "gdb"]

@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokentrace.attach import proc
 from tokentrace.attach.found import PARTS, ServerProcess
 from tokentrace.errors import AttachError
+from tokentrace.host import proc
 
 #: Tried on all of these, x86-64 and glibc.
 OLDEST, NEWEST = (3, 10), (3, 14)

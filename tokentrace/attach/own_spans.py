@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from tokentrace.attach import proc
 from tokentrace.attach.found import Depth, Found
+from tokentrace.host import proc
 
 if TYPE_CHECKING:
     from tokentrace.receive import Receiver

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokentrace.attach import proc
+from tokentrace.host import proc
 
 #: x86-64 numbers (asm/unistd_64.h) of the calls a thread may be borrowed from.
 READ, POLL, SELECT, NANOSLEEP, ACCEPT, RECVFROM, RECVMSG, FUTEX = 0, 7, 23, 35, 43, 45, 47, 202

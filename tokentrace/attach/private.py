@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokentrace.attach import proc
 from tokentrace.errors import AttachError
+from tokentrace.host import proc
 
 AUDIT = "audit.log"
 END_FIRST = "end that one first"

@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tokentrace.attach import proc, versions
+from tokentrace.attach import versions
 from tokentrace.attach.found import Role, ServerProcess
+from tokentrace.host import proc
 
 _TITLE = re.compile(r"VLLM::(\w+)")
 _RANK = re.compile(r"_((?:DP|PP|TP|EP|DCP|PCP)\d+)")

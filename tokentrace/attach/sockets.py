@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokentrace.attach import proc
+from tokentrace.host import proc
 
 _LISTEN = "0A"
 _UNIX_LISTENING = 0x10000  # __SO_ACCEPTCON in the flags column

@@ -6,7 +6,7 @@ import contextlib
 import re
 from pathlib import Path
 
-from tokentrace.attach import proc
+from tokentrace.host import proc
 
 _LIBRARY = re.compile(r"/libpython(3\.\d+)(t?)\.so")
 _EXTENSION = re.compile(r"/lib-dynload/[^/]+\.cpython-3(\d+)(t?)-")

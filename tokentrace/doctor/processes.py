@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from tokentrace.attach import proc, roles, sockets
+from tokentrace.attach import roles, sockets
 from tokentrace.attach.sockets import Listener
 from tokentrace.client.urls import bracketed, is_loopback
 from tokentrace.errors import UsageError
+from tokentrace.host import proc
 from tokentrace.wording import listed, plural
 
 _ENGINES = {"vllm": "vLLM", "tokentrace": "the local engine of tokentrace"}

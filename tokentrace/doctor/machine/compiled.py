@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from tokentrace.doctor.check import Check, Reader, Result, Sampler, Situation, ok, skip, unknown, warn
@@ -14,7 +11,7 @@ from tokentrace.doctor.machine import folders
 from tokentrace.doctor.machine.keys import NEW_FILE, walk
 from tokentrace.doctor.machine.situation import UNKNOWN_PROCESS, process_known, view_of
 from tokentrace.doctor.machine.view import View
-from tokentrace.probes._cache_entries import serving
+from tokentrace.probes._cache_entries import loaded
 from tokentrace.wording import duration, listed, plural
 
 NAME = "caches"
@@ -84,10 +81,6 @@ def run(situation: Situation) -> Iterable[Result]:
     return [judge(new, _first_token_ns(situation, "first"), _first_token_ns(situation, "second"))]
 
 
-#: Of compilers that work inside torch.
-_TORCH = re.compile(r"/libtorch[\w.]*\.so")
-
-
 def using(view: View) -> Callable[[str], bool] | None:
     """Whether the server or one of its children has a compiler's library loaded; None where that cannot be read.
 
@@ -98,12 +91,10 @@ def using(view: View) -> Callable[[str], bool] | None:
     pids = [view.pid]
     with contextlib.suppress(psutil.Error, OSError):
         pids += [child.pid for child in psutil.Process(view.pid).children(recursive=True)]
-    proc = Path(view.proc).parent
-    maps = [replace(view, proc=str(proc / str(pid))).own("maps") for pid in pids]
-    if not maps[0]:
+    if loaded.files(view.pid) is None:
         return None
-    lines = [line for text in maps for line in text.splitlines()]
-    return lambda compiler: any(map(serving.USES.get(compiler, _TORCH).search, lines))
+    mapped = loaded.of_all(pids) or frozenset()
+    return lambda compiler: loaded.uses(mapped, compiler)
 
 
 def written(before: Mapping[str, Any], after: Mapping[str, Any], since: float) -> dict[str, list[str]]:

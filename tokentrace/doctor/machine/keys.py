@@ -17,7 +17,7 @@ from tokentrace.doctor.check import Check, Result, Situation, ok, skip, unknown,
 from tokentrace.doctor.machine import folders, torches
 from tokentrace.doctor.machine.situation import in_the_servers_process
 from tokentrace.doctor.machine.view import View
-from tokentrace.probes._cache_entries import Bounds, ninja, serving
+from tokentrace.probes._cache_entries import Bounds, loaded, ninja
 from tokentrace.probes._caches import CacheFolder, entries_of
 from tokentrace.wording import duration, listed, plural
 
@@ -159,8 +159,8 @@ def modules(cache: CacheFolder, view: View) -> list[str]:
     found = ninja.read(str(view.path(cache.path)), cache.path, Bounds(deadline=time.monotonic() + _SECONDS)).entries
     if not found:
         return []
-    loaded = serving.libraries(view.pid) if view.pid else None
-    use = "" if loaded is None else f", {sum(e.path in loaded for e in found)} of them loaded by {view.whose}"
+    mapped = loaded.files(view.pid) if view.pid else None
+    use = "" if mapped is None else f", {sum(e.path in mapped for e in found)} of them loaded by {view.whose}"
     took = sorted(((entry.took_ns, entry.key) for entry in found if entry.took_ns is not None), reverse=True)
     if not took:
         return [f"{plural(len(found), 'module')}{use}; how long they took to build is not told"]

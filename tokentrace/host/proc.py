@@ -1,18 +1,22 @@
 """What /proc says of a process. Reading only; see proc(5). Standard library only, for the injecting child needs it.
 
-Every function raises OSError when the process is gone or may not be looked at.
+What is in a process (its files, its memory, its variables) needs the rights of a debugger for those of other users
+(ptrace access mode read). Every function raises OSError when the process is gone or may not be looked at, unless it
+says otherwise.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-_MAP = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) \S+ (\d+)\s*(.*)")
-NAMESPACES = ("user", "pid", "mnt", "net")
+_MAP = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) \S+ \d+ *(.*)")
+_ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class Mapped:
     end: int
     access: str
     offset: int
-    path: str  # "" anonymous; "[heap]", "[stack]"
+    path: str  # as the process names it; "" anonymous; "[heap]", "[stack]"; "… (deleted)" no longer there
 
 
 def status(pid: int) -> Status:
@@ -66,21 +70,33 @@ def command_line(pid: int) -> list[str]:
     return [part.decode("utf-8", "replace") for part in data.split(b"\0")] if data else []
 
 
+def environment(pid: int, wanted: Iterable[str]) -> dict[str, str]:
+    """Those of the variables that the process was started with. No other is kept: among them may be keys."""
+    names = {name.encode() for name in wanted}
+    pairs = (entry.partition(b"=") for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    return {name.decode(): os.fsdecode(value) for name, _, value in pairs if name in names}
+
+
 def start_ticks(pid: int) -> int:
     """When it started, in clock ticks since boot: with the pid, the identity of a process."""
     text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     return int(text.rpartition(")")[2].split()[19])
 
 
-def started(pid: int) -> float:
-    """When it started, unix seconds."""
-    return _boot_time() + start_ticks(pid) / os.sysconf("SC_CLK_TCK")
+def started_ns(pid: int) -> int:
+    """When it started, unix ns, to 10 ms."""
+    return start_ticks(pid) * 1_000_000_000 // os.sysconf("SC_CLK_TCK") + _boot_ns()
 
 
 @lru_cache(maxsize=1)
-def _boot_time() -> int:
-    found = re.search(r"^btime (\d+)", Path("/proc/stat").read_text(encoding="ascii"), re.MULTILINE)
-    return int(found[1]) if found else 0
+def _boot_ns() -> int:
+    """When the machine started by today's clock; once, so that a process that was looked at twice has one start."""
+    return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def started(pid: int) -> float:
+    """The same, unix seconds."""
+    return started_ns(pid) / 1e9
 
 
 def executable(pid: int) -> str:
@@ -94,13 +110,27 @@ def namespace(pid: int | str, kind: str) -> str:
 
 
 def maps(pid: int) -> list[Mapped]:
+    """Empty of one that has just ended."""
     found = []
-    for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
-        got = _MAP.match(line)
+    for line in Path(f"/proc/{pid}/maps").read_bytes().split(b"\n"):
+        got = _MAP.fullmatch(line)
         if got:
-            start, end, access, offset, _, path = got.groups()
-            found.append(Mapped(int(start, 16), int(end, 16), access, int(offset, 16), path.strip()))
+            start, end, access, offset, path = got.groups()
+            found.append(Mapped(int(start, 16), int(end, 16), access.decode(), int(offset, 16), _as_named(path)))
     return found
+
+
+def _as_named(path: bytes) -> str:
+    """A path of the kernel's tables, which write unusual letters as octal numbers."""
+    return os.fsdecode(_ESCAPED.sub(lambda found: bytes((int(found[1], 8) & 255,)), path))
+
+
+def files_mapped(pid: int) -> frozenset[str]:
+    """Paths of the files that it has mapped, its libraries among them. Raises ProcessLookupError when it has ended."""
+    found = maps(pid)
+    if not found:
+        raise ProcessLookupError(f"process {pid} has ended")
+    return frozenset(one.path for one in found if one.path.startswith("/"))
 
 
 def threads(pid: int) -> list[int]:
@@ -117,9 +147,15 @@ def inside(pid: int, path: str) -> Path:
 
 
 def other_root(pid: int) -> bool:
-    """Whether its files are others than ours: another mount namespace, or another root folder."""
+    """Whether its files are others than ours: another mount namespace, or another root folder. False where that may
+    not be looked at."""
+    theirs, ours = Path(f"/proc/{pid}"), Path("/proc/self")
     try:
-        root = Path(f"/proc/{pid}/root").readlink()
-        return namespace(pid, "mnt") != namespace("self", "mnt") or root != Path("/proc/self/root").readlink()
+        return any((theirs / one).readlink() != (ours / one).readlink() for one in ("ns/mnt", "root"))
     except OSError:
         return False
+
+
+def root_of(pid: int) -> tuple[str, str]:
+    """(root folder, mount table) by which we reach its files; our own where they are the same."""
+    return (f"/proc/{pid}/root", f"/proc/{pid}/mountinfo") if other_root(pid) else ("/", "/proc/self/mountinfo")

@@ -1,0 +1,59 @@
+"""What /proc says of a process, read from real ones."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tokentrace.host import proc
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+#: Maps the file that it is given, and waits.
+MAPPER = (
+    "import mmap, sys; file = open(sys.argv[1], 'rb'); kept = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ); "
+    "print(flush=True); sys.stdin.read()"
+)
+
+
+@pytest.mark.parametrize(
+    "name", ["plain.so", "two\nlines.so", "a form\x0cfeed.so", "not-\udcff-utf8.so", "(deleted).so"]
+)
+def test_a_mapped_file_bears_the_name_that_it_has(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    size = 2 * mmap.PAGESIZE
+    file.write_bytes(b"x" * size)
+    with subprocess.Popen(
+        [sys.executable, "-c", MAPPER, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"\n"
+        assert str(file) in proc.files_mapped(process.pid)
+        (here,) = (one for one in proc.maps(process.pid) if one.path == str(file))
+        assert (here.access, here.offset) == ("r--s", 0) and here.end - here.start == size
+        file.unlink()  # its name may be another file's by now
+        assert str(file) not in proc.files_mapped(process.pid)
+        process.communicate(b"")
+
+
+def test_a_process_has_one_start_however_often_it_is_asked() -> None:
+    before = time.time_ns()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        started = proc.started_ns(process.pid)
+        assert before - 50_000_000 <= started <= time.time_ns()  # the kernel counts ticks of 10 ms
+        assert proc.started_ns(process.pid) == started and proc.started(process.pid) == started / 1e9
+        process.communicate(b"\n")
+    with pytest.raises(OSError):
+        proc.started_ns(process.pid)
+
+
+def test_only_the_variables_that_are_asked_for_are_kept() -> None:
+    environment = {**os.environ, "CUDA_CACHE_PATH": "/c=d", "SECRET": "key"}
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment) as process:
+        assert proc.environment(process.pid, ["CUDA_CACHE_PATH", "UNSET"]) == {"CUDA_CACHE_PATH": "/c=d"}
+        process.communicate(b"\n")
