@@ -191,21 +191,26 @@ TARGETS = {
 }  # fmt: skip
 
 
-def _json(header: dict[str, Any]) -> bytes:
-    return json.dumps(header, default=str, separators=(",", ":")).encode("utf-8", "replace")
-
-
 class Agent:
     """One version of the agent's package."""
 
     def __init__(self, package: str) -> None:
         self.core, self.spine = (importlib.import_module(f"{package}.{name}") for name in ("core", "vllm_spine"))
         self.recorder = self.core.Recorder()
-        #: An older version has no function of its own for it.
-        self.packed = getattr(importlib.import_module(f"{package}.control"), "packed", _json)
+        self.control = importlib.import_module(f"{package}.control")
         self.makers: dict[str, Any] = {}
         for part in self.spine._parts():
             self.makers.update(part.makers())
+
+    def hand_over(self) -> None:
+        """Take all records away and make bytes of them."""
+        if hasattr(self.control, "messages"):
+            while (records := self.recorder.take(200)).data:
+                for header, blob in self.control.messages(records):
+                    self.control.packed(header) + blob
+        else:  # an older version: rows
+            while rows := self.recorder.take(200):
+                self.control.packed({"push": "records", "rows": rows})
 
     @contextmanager
     def watching(self, process: str, *, chosen: bool) -> Iterator[None]:
@@ -335,12 +340,10 @@ def measure(agents: dict[str, Agent], rounds: int, requests: int) -> dict[str, A
                 with agent.watching(process, chosen=how == "traced"):
                     found = run(process, ids, agent.recorder.clear, chosen=how == "traced")
                 if how == "traced":
-                    rows = agent.recorder.take(10**6)
+                    counts[process, name] = len(agent.recorder) / STEPS
                     before = time.thread_time_ns()
-                    for first in range(0, len(rows), 200):
-                        agent.packed({"push": "records", "rows": rows[first : first + 200]})
+                    agent.hand_over()
                     packing.setdefault((process, name), []).append((time.thread_time_ns() - before) / STEPS / 1000)
-                    counts[process, name] = len(rows) / STEPS
                 agent.recorder.clear()
             if number >= 0:
                 spent[cell].append(found / STEPS / 1000)

@@ -2,10 +2,10 @@
 
     python benchmarks/recorder.py [--rounds 7] [--records 40000] [--heap 2000000] [--json]
 
-    agent       the agent's own recorder (tokentrace.agent.core): tuples in a bounded deque
-    list        tuples in a list, the oldest ones cut off
-    slots       preallocated rows of six fields, written in place and used again
-    columns     preallocated columns: array('q') for times and threads, array('h') for names, a list for the rest
+    agent       the agent's own recorder (tokentrace.agent.core): preallocated columns that are lists
+    tuples      a tuple a record in a bounded deque, nothing preallocated
+    rows        preallocated rows of six fields, written in place and used again
+    arrays      preallocated columns: array('q') for times and threads, array('h') for names, a list for the rest
     sdk         the OpenTelemetry SDK: a span, BatchSpanProcessor, and an exporter that makes OTLP bytes
 
 All of them write the same record, one token's, with the four facts that the agent writes of it, into a process that has
@@ -20,6 +20,7 @@ as a ratio to `agent`, the median of the rounds, with their middle half. Printed
     followed    objects of one kept record that the garbage collector goes on following: a quarter of the heap's number
                 of them brings on a collection of the whole heap (Python up to 3.13)
     hand over   the cost of taking a record away and making bytes of it, on another thread of the same process
+    both        record and hand over: what the process pays for a record
     hold        the longest time that it kept the interpreter without letting go, in one piece
 """
 
@@ -41,6 +42,7 @@ from recorder_forms import FORMS, Form, SdkForm, Write
 #: Records that are there when the agent comes to take them: its period, times a busy server's rate.
 WAITING = 500
 T0 = 1_790_000_000_000_000_000
+RATIOS = ("record", "full", "hand over", "both")
 
 
 class Collections:
@@ -139,7 +141,7 @@ def measure(rounds: int, records: int, heap: int) -> dict[str, dict[str, Any]]:
     whole_ms = collections.spent_ns / 1e6
     forms = {name: make(max(records, 100_000)) for name, make in FORMS.items()}
     found: dict[str, dict[str, list[float]]] = {
-        name: {what: [] for what in ("record", "collector", "full", "hand over", "hold")} for name in FORMS
+        name: {what: [] for what in ("record", "collector", "full", "hand over", "both", "hold")} for name in FORMS
     }
     order = list(FORMS)
     for number in range(-1, rounds):
@@ -154,18 +156,20 @@ def measure(rounds: int, records: int, heap: int) -> dict[str, dict[str, Any]]:
             row["collector"].append(collector)
             row["full"].append(full)
             row["hand over"].append(sum(pieces) / records)
+            row["both"].append(spent + row["hand over"][-1])
             row["hold"].append(max(pieces) / 1e6)
         print(f"round {max(0, number + 1)} of {rounds}", file=sys.stderr)
     del ballast
     told: dict[str, dict[str, Any]] = {}
     for name, row in found.items():
         told[name] = {}
-        for what in ("record", "full", "hand over"):
+        for what in RATIOS:
             each = [a / b for a, b in zip(row[what], found["agent"][what], strict=True)]
             told[name][what] = middle(each)
         told[name]["collector"] = statistics.median(a / b for a, b in zip(row["collector"], row["record"], strict=True))
         told[name]["hold_ms"] = statistics.median(row["hold"])
         told[name]["ns"] = statistics.median(row["record"])
+        told[name]["both_ns"] = statistics.median(row["both"])
         told[name]["bytes"], told[name]["bytes_before"], told[name]["followed"] = memories[name]
         told[name]["whole_collection_ms"] = whole_ms
     return told
@@ -184,16 +188,17 @@ def main() -> None:
         return
     print(f"Python {sys.version.split()[0]}, {asked.rounds} rounds of {asked.records:,} records, "
           f"{asked.heap:,} tracked objects in the heap\n")  # fmt: skip
-    print("          record              collector  full                hand over           hold      "
-          "bytes (before)    followed")  # fmt: skip
+    print("          record              collector  full                hand over           both                "
+          "hold      bytes (before)    followed")  # fmt: skip
     for name, row in told.items():
-        ratios = {what: "{:5.2f} ({:.2f}-{:.2f})".format(*row[what]) for what in ("record", "full", "hand over")}
+        ratios = {what: "{:5.2f} ({:.2f}-{:.2f})".format(*row[what]) for what in RATIOS}
         print(
             f"{name:9} {ratios['record']:19} {row['collector']:7.0%}    {ratios['full']:19} "
-            f"{ratios['hand over']:19} {row['hold_ms']:6.2f} ms {row['bytes']:5.0f} "
+            f"{ratios['hand over']:19} {ratios['both']:19} {row['hold_ms']:6.2f} ms {row['bytes']:5.0f} "
             f"({row['bytes_before'] / 1e6:4.1f} MB)   {row['followed']:.1f}"
         )
-    print(f"\nagent / record = 1 is {told['agent']['ns']:.0f} ns of CPU on this machine; "
+    print(f"\nagent: record = 1 is {told['agent']['ns']:.0f} ns of CPU on this machine, both = 1 "
+          f"{told['agent']['both_ns']:.0f} ns;\n"
           f"one whole collection of this heap {told['agent']['whole_collection_ms']:.0f} ms")  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -29,7 +30,7 @@ def message(rows: Any) -> int:
 
 
 class AgentForm:
-    """The agent's own."""
+    """The agent's own: preallocated columns that are lists. Times and threads leave as bytes, the rest as JSON."""
 
     def __init__(self, limit: int) -> None:
         self.recorder = core.Recorder(limit)
@@ -38,18 +39,20 @@ class AgentForm:
         return self.recorder.emitter("tokenizer")
 
     def hand_over(self) -> Iterator[int]:
-        while rows := self.recorder.take(control.CHUNK):
-            for piece in control.pieces(rows):
-                yield message(piece)
+        while (records := self.recorder.take(control.CHUNK)).data:
+            for header, blob in control.messages(records):
+                yield len(control.packed(header)) + len(blob)
 
     def clear(self) -> None:
         self.recorder.clear()
 
 
-class ListForm:
+class TuplesForm:
+    """One tuple a record in a bounded deque; nothing is made beforehand."""
+
     def __init__(self, limit: int) -> None:
         self.limit, self.dropped = limit, 0
-        self.rows: list[Any] = []
+        self.rows: deque[Any] = deque()
 
     def writer(self) -> Write:
         rows, append = self.rows, self.rows.append
@@ -63,15 +66,15 @@ class ListForm:
         return write
 
     def hand_over(self) -> Iterator[int]:
-        while rows := self.rows[: control.CHUNK]:
-            del self.rows[: len(rows)]
+        take = self.rows.popleft
+        while rows := [take() for _ in range(min(control.CHUNK, len(self.rows)))]:
             yield message(rows)
 
     def clear(self) -> None:
         self.rows.clear()
 
 
-class SlotsForm:
+class RowsForm:
     """A stock of rows; popping one and appending it to the ready ones are atomic, so no lock is needed."""
 
     def __init__(self, limit: int) -> None:
@@ -113,8 +116,8 @@ class SlotsForm:
         self.ready.clear()
 
 
-class ColumnsForm:
-    """The same with numbers of places in columns. Times leave as bytes, only the rest is JSON."""
+class ArraysForm:
+    """The same with columns instead of rows, numbers in an `array`."""
 
     def __init__(self, limit: int) -> None:
         self.start, self.end, self.thread = (array("q", bytes(8 * limit)) for _ in range(3))
@@ -215,8 +218,8 @@ class SdkForm:
 
 FORMS: dict[str, Callable[[int], Form]] = {
     "agent": AgentForm,
-    "list": ListForm,
-    "slots": SlotsForm,
-    "columns": ColumnsForm,
+    "tuples": TuplesForm,
+    "rows": RowsForm,
+    "arrays": ArraysForm,
     "sdk": SdkForm,
 }

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tokentrace.agent import core
+from tokentrace.agent import stock
 from tokentrace.agent.control import Server
 from tokentrace.agent_client import AgentClient
 from tokentrace.errors import EngineError, ProbeUnavailable
@@ -78,16 +78,17 @@ def test_what_was_not_handed_over_is_freed_when_the_client_goes(server: Server) 
 
     with AgentClient.connect(server.path) as client:
         client.begin_pass()
-        emit, thing = server.recorder.emitter("x"), Thing()
+        recorder, thing = server.recorder, Thing()
+        emit = recorder.emitter("x")
         seen = weakref.ref(thing)
-        for n in range(3 * core.PIECE + 1):  # no group is on, so nothing is pushed
+        for n in range(3 * stock.PIECE + 1):  # no group is on, so nothing is pushed
             emit("y", n, n, 0, {"thing": thing})
         del thing
-        assert len(server.recorder) == 3 * core.PIECE + 1 and seen() is not None
-    assert until(lambda: len(server.recorder) == 0)
+        assert len(recorder) == 3 * stock.PIECE + 1 and seen() is not None
+    assert until(lambda: len(recorder) == 0)
     assert until(lambda: seen() is None)
     emit("y", 1, 1, 0, {})
-    assert len(server.recorder) == 0, "a call that ends after the client has gone writes nothing"
+    assert len(recorder) == len(server.recorder) == 0, "a call that ends after the client has gone writes nothing"
 
 
 def test_a_client_that_stands_still_is_given_up(host: Host, folder: Path) -> None:

@@ -73,7 +73,7 @@ def groups() -> list[Any]:
 
 
 def rows(recorder: Recorder) -> list[tuple[str, int, int, dict[str, Any]]]:
-    return [(name, start, end, data) for _, name, start, end, _, data in recorder.take(100_000)]
+    return [(name, start, end, data) for _, name, start, end, _, data in zip(*recorder.take(100_000), strict=True)]
 
 
 def test_all_functions_are_identical_again_after_each_of_many_rounds(engine: Any) -> None:

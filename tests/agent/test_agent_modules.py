@@ -124,7 +124,7 @@ def test_what_is_recorded_keeps_no_tensor_alive() -> None:
     group.enable(lambda *record: None, {"model": model})
     run(model)
     gc.collect()
-    held = {id(o) for row in group._rows for o in row} | {id(shape) for shape in group._shapes}
+    held = {id(o) for column in group._rows.columns for o in column} | {id(shape) for shape in group._shapes}
     assert held
     assert not any(id(o) in held for o in gc.get_objects() if isinstance(o, torch.Tensor))
     group.disable()
@@ -138,7 +138,7 @@ def test_the_garbage_collector_has_nothing_to_follow_in_what_is_recorded() -> No
     run(model)
     group.disable()
     gc.collect()  # finds out that there is nothing to follow
-    assert len(group._rows) > 10 and not any(gc.is_tracked(row) for row in group._rows)
+    assert len(group._rows) > 10 and not any(gc.is_tracked(o) for column in group._rows.columns for o in column)
 
 
 def test_an_error_of_the_model_passes_and_leaves_no_row() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from tokentrace.agent import core
 from tokentrace.agent.control import Server
-from tokentrace.agent.core import register_group
+from tokentrace.agent.core import Recorder, register_group
 from tokentrace.agent_client import AgentClient
 from tokentrace.clock import ClockOffset
 from tokentrace.errors import ProbeUnavailable
@@ -145,8 +145,8 @@ def test_values_that_json_does_not_know_arrive_as_text_or_numbers(server: Server
 
 
 def test_what_did_not_fit_is_counted(server: Server) -> None:
-    server.recorder.limit = 50
     with AgentClient.connect(server.path) as client:
+        server.recorder = Recorder(50)
         client.begin_pass()
         emit = server.recorder.emitter("x")
         for n in range(80):  # quicker than the agent's pushes, which have not begun: no group is on
@@ -156,7 +156,6 @@ def test_what_did_not_fit_is_counted(server: Server) -> None:
         client.begin_pass()
         client.end_pass()
         assert client.dropped == 0
-    server.recorder.limit = core.LIMIT
 
 
 def test_the_end_of_a_pass_waits_for_what_is_under_way_but_not_for_ever(server: Server) -> None:

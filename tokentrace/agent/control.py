@@ -7,7 +7,8 @@ in whatever manner, all groups are switched off and what they hold is forgotten.
 
 A frame is two big-endian 32-bit lengths, then the header (JSON) and a blob of those lengths. The client sends
 `{"id": n, "cmd": …}` and gets `{"id": n, "ok": true, …}` or `{"id": n, "ok": false, "reason": …, "fix": …}`; between
-them arrive `{"push": "records", "rows": [[group, name, start_ns, end_ns, thread, data], …]}` and
+them arrive columns of one length, `{"push": "records", "groups": […], "names": […], "data": […]}` with start_ns, end_ns
+and thread as 64-bit numbers in the blob, one column after the other, and
 `{"push": "columns", "group": …, "header": …, "arrays": [[name, type code, bytes], …]}` with the arrays in the blob.
 
     hello, facts            what this process is
@@ -29,14 +30,16 @@ import struct
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from tokentrace.agent import core, wrap
-from tokentrace.agent.core import Group, Recorder
+from tokentrace.agent.core import Group, Recorder, Records
 from tokentrace.agent.listening import listen, peer, readable
+from tokentrace.agent.stock import GAP_S
 
-PROTOCOL = 1
+PROTOCOL = 2
 PUSH_S = 0.05
 #: A client that does not read for this long is taken for gone.
 SEND_S = 2.0
@@ -60,8 +63,7 @@ class Server:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.recorder = Recorder()
-        self.recorder.open = False
+        self.recorder = Recorder(0)  # nobody reads
         self.groups: dict[str, Group] = {}
         self.on: set[str] = set()
         self.pid = os.getpid()
@@ -116,7 +118,7 @@ class Server:
                 if client is not None and client in ready and client is self._client:  # it may just have been replaced
                     self._read(client)
                 if self._client is not None and self.on:
-                    core.tick()
+                    self._tend()
                     self._push()
             except _Gone:
                 self._drop()
@@ -149,7 +151,7 @@ class Server:
             return
         self._client, self._client_pid = connection, pid
         self._buffer.clear()
-        self.recorder.open = True
+        self.recorder = Recorder()
 
     def _gone_quietly(self) -> bool:
         """Whether the client at hand has closed its end, which may arrive together with its successor."""
@@ -257,16 +259,23 @@ class Server:
 
     # --- records
 
+    def _tend(self) -> None:
+        core.tick()
+        for name in self.on:
+            tend = getattr(self.groups[name], "tend", None)
+            if tend is not None:
+                tend()
+
     def _push(self) -> None:
         assert self._client is not None
         pause = 0.0
-        while rows := self.recorder.take(CHUNK):
-            for piece in pieces(rows):
+        while (records := self.recorder.take(CHUNK)).data:
+            for header, blob in messages(records):
                 if pause:
                     time.sleep(pause)  # lets the host's threads have the interpreter
-                pause = core.GAP_S
-                _send(self._client, {"push": "records", "rows": piece})
-            if len(rows) < CHUNK:
+                pause = GAP_S
+                _send(self._client, header, blob)
+            if len(records.data) < CHUNK:
                 return
 
     def _drop(self) -> None:
@@ -288,10 +297,10 @@ class Server:
         self.on.clear()
 
     def _forget(self) -> None:
-        self.recorder.open = False
         self.groups.clear()
         self.on.clear()
-        self.recorder.clear()
+        self.recorder.close()
+        self.recorder = Recorder(0)
         wrap.faults.clear()
 
 
@@ -305,21 +314,34 @@ def _open(group: Group) -> list[str]:
     return list(waiting()) if waiting is not None else []
 
 
-def pieces(rows: list[core.Row]) -> Iterator[list[core.Row]]:
-    """The same records, with about IDS token ids a piece: a prompt's record may have thousands of them, and a step's
+def messages(records: Records) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """(header, blob) of each piece of these records."""
+    numbers = [array("q", column) for column in (records.start_ns, records.end_ns, records.threads)]
+    for first, end in pieces(records.data):
+        header = {
+            "push": "records",
+            "groups": records.groups[first:end],
+            "names": records.names[first:end],
+            "data": records.data[first:end],
+        }
+        yield header, b"".join(column[first:end].tobytes() for column in numbers)
+
+
+def pieces(data: list[dict[str, Any]]) -> Iterator[tuple[int, int]]:
+    """(first, end) of pieces with about IDS token ids each: a prompt's record may have thousands of them, and a step's
     has one for each request."""
     first = ids = 0
-    for at in [at for at, row in enumerate(rows) if "ids" in row[5]]:
-        found = rows[at][5]["ids"]
+    for at in [at for at, one in enumerate(data) if "ids" in one]:
+        found = data[at]["ids"]
         if isinstance(found, dict):  # by request; a step has four of that kind
             ids += 4 * len(found)
         elif isinstance(found, (list, tuple)):
             ids += len(found)
         if ids >= IDS:
-            yield rows[first : at + 1]
+            yield first, at + 1
             first, ids = at + 1, 0
-    if first < len(rows):
-        yield rows[first:] if first else rows
+    if first < len(data):
+        yield first, len(data)
 
 
 def packed(header: dict[str, Any]) -> bytes:

@@ -1,12 +1,8 @@
 """What the agent writes down, and the register of what it can write down.
 
-A record is one tuple in one queue of the process: (group, name, start_ns, end_ns, thread, data), times in unix ns from
-`time.time_ns`, `thread` the system's thread id. `deque.append` is atomic, so the threads of the host never wait for
-each other or for us. The queue is bounded: beyond `limit`, records are counted instead of kept.
-
-Rows or columns that are taken from a stock made beforehand were measured against it (benchmarks/recorder.py) and do not
-pay: each record costs more, in columns most of all, and the stock is memory that the host lacks from the first moment
-on, and objects that its garbage collector has to look at. A record is here for a twentieth of a second.
+A record is one place in six columns of the process that were made before the first one (see `stock`): group, name,
+start_ns, end_ns, thread, data, times in unix ns from `time.time_ns`, `thread` the system's thread id. Where there is no
+place left, records are counted instead of kept.
 
 A group is something that can be switched on and off by name ("http", "engine", …). Its class is found only when the
 group is asked for, so that an agent that nobody talks to has imported nothing.
@@ -16,24 +12,31 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+from tokentrace.agent.stock import Stock
 
 #: (name, start_ns, end_ns, system thread id, data) -> None: writes one record of one group. Never raises.
 Emit = Callable[[str, int, int, int, dict[str, Any]], None]
-Row = tuple[str, str, int, int, int, dict[str, Any]]
 #: (header, {name: (type code of `array.array`, bytes)}), all arrays of one length.
 Bulk = tuple[dict[str, Any], dict[str, tuple[str, bytes]]]
 
-LIMIT = 200_000  # 80 MB; a reader that stands still is given up long before
-#: As many records are thrown away at a time before the host's threads get their turn.
-PIECE = 2000
-#: So long the interpreter is let go between two pieces of work. Without a real pause it is often taken back before a
-#: thread that waits for it has woken up.
-GAP_S = 0.0005
+#: 6 MB, made when somebody connects. A busy server writes 25,000 a second, and a reader that takes none for two seconds
+#: is given up.
+LIMIT = 65_536
+
+
+class Records(NamedTuple):
+    """Columns of one length."""
+
+    groups: list[str]
+    names: list[str]
+    start_ns: list[int]
+    end_ns: list[int]
+    threads: list[int]
+    data: list[dict[str, Any]]
 
 
 class AgentError(Exception):
@@ -63,46 +66,48 @@ here = _Here()
 
 
 class Recorder:
-    """The records of this process that have not been handed over yet."""
+    """The records of this process that have not been handed over yet. For one reader, from its coming to its going."""
 
     def __init__(self, limit: int = LIMIT) -> None:
-        self.limit = limit
         self.dropped = 0  # records that found no room
-        #: Whether anybody will ever read: a call that is still under way when the reader has gone leaves nothing here.
-        self.open = True
-        self._rows: deque[Row] = deque()
+        self._stock = Stock(6, limit)
 
     def emitter(self, group: str) -> Emit:
         """The function with which one group writes its records."""
-        rows, append = self._rows, self._rows.append
+        groups, names, starts, ends, threads, kept = self._stock.columns
+        place, ready = self._stock.free.pop, self._stock.ready.append
 
         def emit(name: str, start_ns: int, end_ns: int, thread: int, data: dict[str, Any]) -> None:
-            if not self.open:
-                return
-            if len(rows) < self.limit:
-                append((group, name, start_ns, end_ns, thread, data))
-            else:
+            try:
+                at = place()
+                groups[at] = group
+                names[at] = name
+                starts[at] = start_ns
+                ends[at] = end_ns
+                threads[at] = thread
+                kept[at] = data
+                ready(at)
+            except IndexError:  # all places are taken, or nobody reads any more
                 self.dropped += 1
 
         return emit
 
-    def take(self, most: int) -> list[Row]:
-        """The oldest records, at most `most`, which are forgotten here. For one reader; writers go on meanwhile."""
-        take = self._rows.popleft
-        return [take() for _ in range(min(most, len(self._rows)))]
+    def take(self, most: int) -> Records:
+        """The oldest records, at most `most`, which are forgotten here. Writers go on meanwhile."""
+        return Records(*self._stock.take(most))
 
     def clear(self) -> int:
         """Forget everything; gives how many records that were."""
-        count = left = len(self._rows)
-        while left > 0:
-            left -= len(self.take(min(left, PIECE)))
-            if left > 0:
-                time.sleep(GAP_S)
         self.dropped = 0
-        return count
+        return self._stock.clear()
+
+    def close(self) -> None:
+        """Nobody will ever read: everything is forgotten, and a call that is still under way leaves nothing here."""
+        self._stock.close()
+        self.dropped = 0
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._stock)
 
 
 def nowhere(name: str, start_ns: int, end_ns: int, thread: int, data: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-from tokentrace.agent.core import GAP_S
+from tokentrace.agent.stock import GAP_S
 
 SLICE = 512
 

@@ -13,22 +13,22 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import wraps
 from itertools import count
 from time import time_ns
 from typing import Any
 
-from tokentrace.agent.core import GAP_S, Bulk, GroupUnavailable, here, running_engine
+from tokentrace.agent.core import Bulk, GroupUnavailable, here, running_engine
 from tokentrace.agent.model_hooks import call_attribute, dtype_name
+from tokentrace.agent.stock import GAP_S, Stock
 from tokentrace.agent.wrap import Hook, HookGroup
 
-MAX_ROWS = 500_000  # about 100 MB
+#: Room there is from the beginning, for a second of a large model; more is made while the reply goes on.
+PLACES, MAX_ROWS = 16_384, 500_000
 _CODES = ("name", "in_shape", "in_dtype", "out_shape", "dtype")
-#: (part, start_ns, end_ns, thread, code of the shape, dtype, code of the result's shape, its dtype). Nothing in it is
-#: followed by the garbage collector, which could otherwise be called upon by a long reply's rows alone.
-_Row = tuple[int, int, int, int, int, Any, int, Any]
+#: Rows that are taken out at a time before the engine's thread gets its turn.
+_CHUNK = 500
 
 
 class ModulesGroup(HookGroup):
@@ -36,7 +36,9 @@ class ModulesGroup(HookGroup):
 
     def __init__(self) -> None:
         super().__init__()
-        self._rows: deque[_Row] = deque()
+        #: part, start_ns, end_ns, thread, code of the shape, code of the result's shape, dtype, the result's dtype.
+        #: The garbage collector follows none of it: a long reply's rows alone could call upon it otherwise.
+        self._rows = Stock(8, PLACES, MAX_ROWS)
         self._shapes = _Codes()
         self._parts: list[tuple[str, str]] = []  # (name, path)
         self._device = ""
@@ -70,8 +72,12 @@ class ModulesGroup(HookGroup):
     def facts(self) -> dict[str, Any]:
         return {"parts": len(self._hooks)}
 
+    def tend(self) -> None:
+        """Make room ahead of the model."""
+        self._rows.grow()
+
     def bulk(self) -> list[Bulk]:
-        waiting, take = len(self._rows), self._rows.popleft
+        waiting = len(self._rows)
         dropped, self._dropped = self._dropped, 0
         if not waiting and not dropped:
             return []
@@ -80,18 +86,18 @@ class ModulesGroup(HookGroup):
         dtypes: dict[Any, int] = {}
         columns = {name: array("q") for name in ("start_ns", "end_ns", "thread")}
         columns.update((name, array("i")) for name in _CODES)
-        for at in range(waiting):
-            index, start, end, thread, in_code, in_dtype, out_code, out_dtype = take()
-            in_shape, out_shape = known[in_code], known[out_code]
-            columns["start_ns"].append(start)
-            columns["end_ns"].append(end)
-            columns["thread"].append(thread)
-            columns["name"].append(index)
-            columns["in_shape"].append(shapes.setdefault(in_shape, len(shapes)))
-            columns["in_dtype"].append(dtypes.setdefault(in_dtype, len(dtypes)))
-            columns["out_shape"].append(shapes.setdefault(out_shape, len(shapes)))
-            columns["dtype"].append(dtypes.setdefault(out_dtype, len(dtypes)))
-            if at % 500 == 499:
+        while waiting > 0:
+            index, starts, ends, threads, ins, outs, in_dtypes, out_dtypes = self._rows.take(min(waiting, _CHUNK))
+            waiting -= len(index)
+            columns["start_ns"].extend(starts)
+            columns["end_ns"].extend(ends)
+            columns["thread"].extend(threads)
+            columns["name"].extend(index)
+            columns["in_shape"].extend([shapes.setdefault(known[code], len(shapes)) for code in ins])
+            columns["out_shape"].extend([shapes.setdefault(known[code], len(shapes)) for code in outs])
+            columns["in_dtype"].extend([dtypes.setdefault(dtype, len(dtypes)) for dtype in in_dtypes])
+            columns["dtype"].extend([dtypes.setdefault(dtype, len(dtypes)) for dtype in out_dtypes])
+            if waiting > 0:
                 time.sleep(GAP_S)  # lets the engine's thread have the interpreter
         header = {
             "names": [name for name, _ in self._parts],
@@ -104,7 +110,8 @@ class ModulesGroup(HookGroup):
         return [(header, {name: (column.typecode, column.tobytes()) for name, column in columns.items()})]
 
     def _maker(self, index: int) -> Callable[[Hook, Callable[..., Any]], Callable[..., Any]]:
-        rows, append, shapes, wanted = self._rows, self._rows.append, self._shapes, self.wanted
+        place, ready, shapes, wanted = self._rows.free.pop, self._rows.ready.append, self._shapes, self.wanted
+        parts, starts, ends, threads, ins, outs, in_dtypes, out_dtypes = self._rows.columns
 
         def make(hook: Hook, function: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(function)
@@ -119,14 +126,18 @@ class ModulesGroup(HookGroup):
                     if taken is None:
                         taken = _first_tensor(kwargs)
                     given = result[0] if type(result) is tuple else result
-                    if len(rows) < MAX_ROWS:
-                        append(
-                            (index, start, end, here.thread,
-                             shapes[getattr(taken, "shape", None)], getattr(taken, "dtype", None),
-                             shapes[getattr(given, "shape", None)], getattr(given, "dtype", None))
-                        )  # fmt: skip
-                    else:
-                        self._dropped += 1
+                    at = place()
+                    parts[at] = index
+                    starts[at] = start
+                    ends[at] = end
+                    threads[at] = here.thread
+                    ins[at] = shapes[getattr(taken, "shape", None)]
+                    outs[at] = shapes[getattr(given, "shape", None)]
+                    in_dtypes[at] = getattr(taken, "dtype", None)
+                    out_dtypes[at] = getattr(given, "dtype", None)
+                    ready(at)
+                except IndexError:  # all places are taken
+                    self._dropped += 1
                 except Exception as error:  # noqa: BLE001 - nothing of ours may reach the model
                     hook.fail(error)
                 return result

@@ -22,7 +22,7 @@ from tokentrace.clock import ClockOffset, measure
 from tokentrace.errors import EngineError, ProbeUnavailable
 from tokentrace.probe import Columns, Raw
 
-PROTOCOL = 1
+PROTOCOL = 2
 _HEAD = struct.Struct("!II")
 #: struct ucred: pid, uid, gid.
 _CREDENTIALS = struct.Struct("3i")
@@ -306,7 +306,9 @@ class AgentClient:
             header = json.loads(text)
             move, process = self.clock.offset_ns, self.process
             if header["push"] == "records":
-                for group, name, start, end, thread, data in header["rows"]:
+                starts, ends, threads = np.frombuffer(blob, dtype=np.int64).reshape(3, -1).tolist()
+                rows = zip(header["groups"], header["names"], starts, ends, threads, header["data"], strict=True)
+                for group, name, start, end, thread, data in rows:
                     raw = Raw(group, name, start + move, end + move, thread, process, data)
                     self._records.setdefault(group, []).append(raw)
                 continue
