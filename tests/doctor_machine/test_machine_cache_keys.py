@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from machine_trees import Machine, by_id, situation
 
-from tokentrace.doctor.machine import compiled, keys
+from tokentrace.doctor.machine import compiled, keys, view
 from tokentrace.doctor.machine.view import View
 
 
@@ -82,6 +83,28 @@ def test_what_flashinfers_builds_took_is_told_by_ninjas_log(machine: Machine) ->
     machine.write(f"{folder}/y/y.so")
     result = by_id(keys.look(situation(), seen))["TT207"]
     assert "2 modules, built in at least 9.50 s; longest: x 9.50 s" in result.evidence
+
+
+def test_a_module_below_a_linked_folder_is_seen_to_be_loaded(tmp_path: Path) -> None:
+    """The kernel names what a process has mapped without the links that lead to it. Two real libraries, one loaded."""
+    libm = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libm.so" in line)
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "cache").symlink_to("disk")
+    for name in ("prefill", "decode"):
+        folder = tmp_path / f"cache/.cache/flashinfer/0.4.0/90a/cached_ops/{name}"
+        folder.mkdir(parents=True)
+        (folder / "build.ninja").write_text("cuda_home = /usr/local/cuda\n")
+        shutil.copy(libm, folder / f"{name}.so")
+    code = f"import ctypes, sys; ctypes.CDLL({str(folder / 'decode.so')!r}); print(flush=True); sys.stdin.read()"
+    environ = {**os.environ, "FLASHINFER_WORKSPACE_BASE": str(tmp_path / "cache")}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ
+    ) as server:
+        assert server.stdout is not None and server.stdout.readline() == b"\n"
+        seen = view.of_process(server.pid)
+        result = by_id(keys.look(situation(), seen))["TT207"]
+        server.communicate(b"")
+    assert any(line.startswith(f"2 modules, 1 of them loaded by {seen.whose}") for line in result.evidence)
 
 
 def test_flashinfer_follows_the_symbolic_link(machine: Machine) -> None:

@@ -160,7 +160,9 @@ def modules(cache: CacheFolder, view: View) -> list[str]:
     if not found:
         return []
     mapped = loaded.files(view.pid) if view.pid else None
-    use = "" if mapped is None else f", {sum(e.path in mapped for e in found)} of them loaded by {view.whose}"
+    use = ""
+    if mapped is not None:
+        use = f", {sum(loaded.has(mapped, e.path, view.root) for e in found)} of them loaded by {view.whose}"
     took = sorted(((entry.took_ns, entry.key) for entry in found if entry.took_ns is not None), reverse=True)
     if not took:
         return [f"{plural(len(found), 'module')}{use}; how long they took to build is not told"]
