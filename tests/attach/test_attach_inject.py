@@ -236,6 +236,16 @@ def test_a_target_that_dies_on_the_way_is_one_sentence(program: Start) -> None:
         running.process.wait(60)
 
 
+def test_an_agent_left_with_its_process_though_its_parent_has_not_taken_notice(program: Start) -> None:
+    running = program("waiting")
+    with attach.open(running.found, method="borrow") as attached:
+        socket = Path(attached.inside[0].socket)
+        running.process.kill()
+        os.waitid(os.P_PID, running.pid, os.WEXITED | os.WNOWAIT)
+        assert socket.exists()  # it had no time to remove it
+        assert attached.close() == []
+
+
 def test_a_stalled_process_is_left_alone_in_time(program: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     running = program("stalled")
     monkeypatch.setattr(inject, "RUN_S", 0.3)

@@ -17,6 +17,7 @@ from machine_trees import Machine, by_id, situation
 
 from tokentrace.doctor.machine import compiled, keys, view
 from tokentrace.doctor.machine.view import View
+from tokentrace.host import proc
 
 
 def vllm_key(home: Path, key: str, **factors: Any) -> None:
@@ -137,12 +138,34 @@ def test_a_lock_that_a_killed_build_left_is_a_warning(tmp_path: Path) -> None:
     os.utime(lock, (time.time() - 4000,) * 2)
     for _ in range(200):  # somebody else may compile just now, and then the lock may be his
         result = by_id(keys.look(situation(), View({"HOME": str(tmp_path)})))["TT206"]
-        if result.status == "warn" or not any(name in keys._COMPILERS for _, name in keys._names()):
+        if result.status == "warn" or not any(proc.running(keys.COMPILERS)):
             break
         time.sleep(0.1)
     else:
         pytest.skip("a compiler runs on this machine")
     assert (result.status, result.fix) == ("warn", f"rm {lock}")
+
+
+def test_a_compiler_that_has_ended_holds_no_lock(tmp_path: Path) -> None:
+    """It is in /proc, with its name, until its parent has asked about its end."""
+    lock = tmp_path / ".cache/torch_extensions/py311_cu128/op/lock"
+    lock.parent.mkdir(parents=True)
+    lock.write_text("")
+    os.utime(lock, (time.time() - 4000,) * 2)
+    program = shutil.copy(str(shutil.which("true")), tmp_path / "cicc")
+    with subprocess.Popen([program]) as compiler:
+        os.waitid(os.P_PID, compiler.pid, os.WEXITED | os.WNOWAIT)
+        assert Path(f"/proc/{compiler.pid}/comm").read_text() == "cicc\n"
+        for _ in range(200):
+            others = {pid for pid, _ in proc.running(keys.COMPILERS)}
+            result = by_id(keys.look(situation(), View({"HOME": str(tmp_path)})))["TT206"]
+            others = (others | {pid for pid, _ in proc.running(keys.COMPILERS)}) - {compiler.pid}
+            if result.status == "warn" or not others:
+                break
+            time.sleep(0.1)
+    if result.status != "warn" and others:
+        pytest.skip("a compiler runs on this machine")
+    assert result.fix == f"rm {lock}"
 
 
 def test_tensorrt_engines_that_were_never_found_again(tmp_path: Path) -> None:

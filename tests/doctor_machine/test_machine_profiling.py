@@ -21,6 +21,7 @@ from tokentrace.doctor.look import Look, Reply
 from tokentrace.doctor.machine import rights, route, surroundings, tools, trial, trial_program
 from tokentrace.doctor.machine.command import parse
 from tokentrace.doctor.machine.surroundings import Surroundings
+from tokentrace.host import proc
 
 HERE = Surroundings("", "", False, ())
 WSL = Surroundings("", "", True, ())
@@ -238,15 +239,19 @@ def test_a_real_process_called_nsys_holds_the_profiler(machine: Machine, tmp_pat
         while Path(f"/proc/{child.pid}/comm").read_text().strip() != "nsys" and time.monotonic() < end:
             time.sleep(0.02)
         result = by_id(rights.holders(situation(), machine.view()))["TT404"]
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it keeps its name until its parent has asked
+        ended = by_id(rights.holders(situation(), machine.view()))["TT404"]
     finally:
         child.kill()
         child.wait()
     assert result.status == "warn" and f"process {child.pid} is nsys" in result.evidence
+    assert f"process {child.pid} is nsys" not in ended.evidence
 
 
 def test_a_monitor_holds_counters_only(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.nvidia("GPU-1")
-    monkeypatch.setattr(rights, "profilers", lambda: iter([(9, "nv-hostengine")]))
+    monkeypatch.setattr(proc, "running", lambda names: iter([(9, "nv-hostengine")]))
     result = by_id(rights.holders(situation(), machine.view()))["TT404"]
     assert result.status == "ok" and "kernel times stay free" in result.detail
 

@@ -41,6 +41,19 @@ def test_a_mapped_file_bears_the_name_that_it_has(tmp_path: Path, name: str) -> 
         process.communicate(b"")
 
 
+def test_one_that_nobody_has_asked_about_yet_has_ended() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert not proc.has_ended(process.pid) and not proc.status(process.pid).ended
+        name = proc.name_of(process.pid)
+        assert (process.pid, name) in list(proc.running([name]))
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert Path(f"/proc/{process.pid}").exists()
+        assert proc.has_ended(process.pid) and proc.status(process.pid).ended
+        assert process.pid not in [pid for pid, _ in proc.running([name])]
+    assert proc.has_ended(process.pid)
+
+
 def test_a_process_has_one_start_however_often_it_is_asked() -> None:
     before = time.time_ns()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:

@@ -13,6 +13,7 @@ from tokentrace.attach.found import Depth, Found, ServerProcess
 from tokentrace.attach.inject import Injected, Way, put_agent
 from tokentrace.attach.obstacles import PLUGIN_FIX, halted, obstacle
 from tokentrace.errors import AttachError, EngineError, UsageError
+from tokentrace.host import proc
 from tokentrace.wording import listed
 
 METHODS = ("auto", "agent", "borrow", "gdb", "outside")
@@ -182,10 +183,10 @@ def _inside(process: ServerProcess, done: Injected) -> Inside:
 
 
 def _has_left(one: Inside) -> bool:
-    """A guest removes its socket as one of the last things it does."""
+    """A guest removes its socket as one of the last things it does; one whose process was killed cannot."""
     deadline = time.monotonic() + LEAVE_S
     while Path(one.socket).exists() and time.monotonic() < deadline:
-        if not Path(f"/proc/{one.process.pid}").exists():
+        if proc.has_ended(one.process.pid):
             return True
         time.sleep(0.002)
     return not Path(one.socket).exists()

@@ -53,7 +53,7 @@ def main(pid: int) -> None:
         _say(f"{error}: {error.fix}")
         return
     told = ""
-    while _alive(pid):
+    while not proc.has_ended(pid):
         try:
             _serve(pid, chosen)
         except TokentraceError as error:
@@ -71,7 +71,7 @@ def _serve(pid: int, chosen: Mapping[str, Any]) -> None:
     settings = workflow.Settings(save=False)
     with attach.open(found, method="agent") as attached:
         _say(f"from now on {promised(chosen)} are traced")
-        for _, run in watch(attached, settings, select=chosen, stop=lambda: not _alive(pid)):
+        for _, run in watch(attached, settings, select=chosen, stop=lambda: proc.has_ended(pid)):
             for warning in run.warnings:
                 _say(warning)
 
@@ -87,7 +87,7 @@ def _whole(pid: int) -> attach.Found | None:
     was added for a while. None when it has ended."""
     seen: set[int] = set()
     since = time.monotonic()
-    while _alive(pid):
+    while not proc.has_ended(pid):
         try:
             found = attach.find(pid=pid)
         except TokentraceError:  # too early
@@ -110,14 +110,6 @@ def _answers(found: attach.Found) -> bool:
     except TokentraceError:
         return False
     return True
-
-
-def _alive(pid: int) -> bool:
-    """A process that has ended and that nobody has asked about yet (a zombie) is not alive."""
-    try:
-        return proc.status(pid).state not in "ZX"
-    except OSError:
-        return False
 
 
 def _say(sentence: str) -> None:

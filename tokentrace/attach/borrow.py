@@ -91,7 +91,7 @@ def run_string(pid: int, started: int, executable: str, code: str, timeout_s: fl
 def same_process(pid: int, started: int, executable: str) -> None:
     """Raises BorrowError when the number belongs to another process by now, or the process runs something else."""
     try:
-        if proc.start_ticks(pid) == started and proc.executable(pid) == executable and proc.status(pid).state != "Z":
+        if proc.start_ticks(pid) == started and proc.executable(pid) == executable and not proc.status(pid).ended:
             return
     except OSError:
         pass

@@ -81,10 +81,10 @@ def _of_pid(pid: int, url: str | Endpoint | None) -> Found:
 def _nothing_there(pid: int) -> str:
     """Why a process cannot be looked at."""
     try:
-        state = proc.status(pid).state
+        status = proc.status(pid)
     except OSError:
         return f"there is no process {pid}"
-    if state in "ZX":
+    if status.ended:
         return f"process {pid} has ended, and its parent has not taken notice yet"
     return f"process {pid} is one of the kernel's own"
 

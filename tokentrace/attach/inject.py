@@ -125,18 +125,10 @@ def _listening(process: ServerProcess, socket: Path, permit: Path, limit_s: floa
             raise _OtherBytecode
         if told:
             raise _Failed(f"the agent did not start there: {told}", again=False)
-        if _has_ended(process.pid):
+        if proc.has_ended(process.pid):
             raise _Failed("it has ended", "look at the server's log", again=False)
         time.sleep(0.002)
     raise _Failed(f"the agent did not start there within {limit_s:.0f} s")
-
-
-def _has_ended(pid: int) -> bool:
-    """One that nobody has asked about yet (a zombie) has ended too."""
-    try:
-        return proc.status(pid).state in ("Z", "X")
-    except OSError:
-        return True
 
 
 def _borrow(process: ServerProcess, string: str, permit: Path, limit_s: float) -> dict[str, Any]:

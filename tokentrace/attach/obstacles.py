@@ -56,8 +56,7 @@ def _gone(process: ServerProcess) -> Obstacle:
 
 
 def _identity(process: ServerProcess) -> Obstacle | None:
-    state = proc.status(process.pid).state
-    if state in ("Z", "X") or abs(proc.started(process.pid) - process.started) > 2.0:
+    if proc.status(process.pid).ended or abs(proc.started(process.pid) - process.started) > 2.0:
         return _gone(process)
     return _stopped(process)
 

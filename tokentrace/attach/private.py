@@ -162,7 +162,7 @@ def _sweep(folder: Path) -> None:
     shares the folder has pids of its own."""
     for path in folder.glob("a*-*.*"):
         name = _LEFT.fullmatch(path.name)
-        if name is None or (path.suffix != ".permit" and Path(f"/proc/{name[1]}").exists()):
+        if name is None or (path.suffix != ".permit" and not proc.has_ended(int(name[1]))):
             continue
         with contextlib.suppress(OSError):
             if path.suffix in (".lock", ".permit") and not _free(path):

@@ -40,11 +40,11 @@ class Looked:
 def look(pid: int) -> Looked | None:
     """None when it is gone or a kernel thread."""
     try:
-        state = proc.status(pid)
+        status = proc.status(pid)
         arguments = proc.command_line(pid)
     except OSError:
         return None
-    return Looked(pid, state.parent, state.uid, tuple(arguments)) if arguments and state.state not in "ZX" else None
+    return Looked(pid, status.parent, status.uid, tuple(arguments)) if arguments and not status.ended else None
 
 
 def _module(arguments: Sequence[str]) -> str:

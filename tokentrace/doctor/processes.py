@@ -89,10 +89,10 @@ def server_of(pid: int) -> Server:
 def there(pid: int) -> None:
     """Raises UsageError when there is no such process."""
     try:
-        state = proc.status(pid).state
+        ended = proc.status(pid).ended
     except OSError:
         raise UsageError(f"there is no process {pid}", fix="`ps aux | grep vllm` lists them") from None
-    if state in ("Z", "X"):
+    if ended:
         raise UsageError(
             f"process {pid} has ended (a zombie: its parent has not taken note yet)", fix="start the server again"
         )
@@ -193,7 +193,7 @@ def name_of(pid: int) -> str:
     if looked is not None and (engine := roles.engine_of(looked)):
         return _ENGINES[engine]
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+        return proc.name_of(pid)
     return "gone"
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 _MAP = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) \S+ \d+ *(.*)")
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
+#: Zombie: nobody has asked about its end yet. Dead: seen for a moment while it goes.
+_ENDED = ("Z", "X", "x")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,11 @@ class Status:
     effective: int
     pids: tuple[int, ...]
     state: str
+
+    @property
+    def ended(self) -> bool:
+        """One that its parent has not asked about yet (a zombie) has ended too."""
+        return self.state in _ENDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,17 @@ def status(pid: int) -> Status:
     )
 
 
+def has_ended(pid: int) -> bool:
+    """Whether the process is gone, or has ended and waits for its parent to ask. Never raises: one that may not be
+    looked at is there."""
+    try:
+        return status(pid).ended
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except OSError:
+        return False
+
+
 def command_line(pid: int) -> list[str]:
     """The arguments; a process that renamed itself shows its title as the only one."""
     data = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0 ")
@@ -75,6 +93,11 @@ def environment(pid: int, wanted: Iterable[str]) -> dict[str, str]:
     names = {name.encode() for name in wanted}
     pairs = (entry.partition(b"=") for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
     return {name.decode(): os.fsdecode(value) for name, _, value in pairs if name in names}
+
+
+def name_of(pid: int) -> str:
+    """Its program's name, 15 characters at most."""
+    return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
 
 
 def start_ticks(pid: int) -> int:
@@ -139,6 +162,18 @@ def threads(pid: int) -> list[int]:
 
 def all_pids() -> list[int]:
     return sorted(int(one.name) for one in Path("/proc").iterdir() if one.name.isdigit())
+
+
+def running(names: Collection[str]) -> Iterator[tuple[int, str]]:
+    """(pid, name) of the processes here of these programs that have not ended, as far as they can be seen."""
+    cut = {name[:15] for name in names}
+    for pid in all_pids():
+        try:
+            name = name_of(pid)
+        except OSError:
+            continue
+        if name in cut and not has_ended(pid):
+            yield pid, name
 
 
 def inside(pid: int, path: str) -> Path:

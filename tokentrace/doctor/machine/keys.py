@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tokentrace.doctor.check import Check, Result, Situation, ok, skip, unknown,
 from tokentrace.doctor.machine import folders, torches
 from tokentrace.doctor.machine.situation import in_the_servers_process
 from tokentrace.doctor.machine.view import View
+from tokentrace.host import proc
 from tokentrace.probes._cache_entries import Bounds, loaded, ninja
 from tokentrace.probes._caches import CacheFolder, entries_of
 from tokentrace.wording import duration, listed, plural
@@ -32,7 +33,7 @@ _STALE_S = 600
 NEW_FILE = re.compile(r".+")
 #: Of a cache's entries, those that took longest.
 _SHOWN = 4
-_COMPILERS = ("nvcc", "cicc", "ptxas", "ninja", "cc1plus", "clang", "clang++", "hipcc")
+COMPILERS = ("nvcc", "cicc", "ptxas", "ninja", "cc1plus", "clang", "clang++", "hipcc")
 
 
 def look(situation: Situation, view: View) -> Iterable[Result]:
@@ -201,7 +202,7 @@ def locks(caches: Iterable[CacheFolder], view: View) -> Result:
     """
     held, stale, seen = [], [], 0
     holders = _holders(view)
-    compiling = any(name in _COMPILERS for _, name in _names())
+    compiling = any(proc.running(COMPILERS))
     for cache in caches:
         if not cache.exists:
             continue
@@ -235,15 +236,6 @@ def _holders(view: View) -> dict[tuple[int, int], int]:
         if match:
             found[os.makedev(int(match[2], 16), int(match[3], 16)), int(match[4])] = int(match[1])
     return found
-
-
-def _names() -> Iterator[tuple[int, str]]:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                yield int(entry.name), (entry / "comm").read_text(errors="replace").strip()
-            except OSError:
-                continue
 
 
 def engines(caches: Mapping[str, CacheFolder], view: View) -> Result:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from tokentrace.doctor.check import Check, Result, Situation, ok, skip, unknown, warn
 from tokentrace.doctor.machine import hardware, surroundings, torches
 from tokentrace.doctor.machine.situation import in_the_servers_process, on_the_servers_machine
 from tokentrace.doctor.machine.view import View
+from tokentrace.host import proc
 from tokentrace.wording import listed
 
 _SYS_ADMIN, _PERFMON, _SYS_PTRACE = 21, 38, 19
@@ -25,7 +26,7 @@ _HOST_FIX = (
     "then reboot the host"
 )
 #: Programs that use the driver's profiling interface, by the name in /proc/<pid>/comm (15 characters at most).
-_PROFILERS = ("nsys", "nsys-launcher", "ncu", "nv-hostengine", "dcgm-exporter", "dcgmi", "rocprof", "rocprofv3",
+PROFILERS = ("nsys", "nsys-launcher", "ncu", "nv-hostengine", "dcgm-exporter", "dcgmi", "rocprof", "rocprofv3",
               "rocprof-sys-run", "nvprof", "dyno", "dynolog")  # fmt: skip
 
 
@@ -119,7 +120,7 @@ def holders(situation: Situation, view: View) -> Iterable[Result]:
     """TT404: other profilers that run now; the driver serves one at a time."""
     if not hardware.look(view).any_gpu:
         return [skip("TT404", "there is no GPU to profile here")]
-    running = list(profilers())
+    running = list(proc.running(PROFILERS))
     if not running:
         return [ok("TT404", "no other profiler runs here")]
     names = sorted({name for _, name in running})
@@ -131,18 +132,6 @@ def holders(situation: Situation, view: View) -> Iterable[Result]:
     # DCGM holds counters, not kernel times; a tracer holds both.
     return [ok("TT404", f"{listed(names)} runs and holds hardware counters; kernel times stay free", *evidence)
             if only_monitor else warn("TT404", detail, fix, *evidence)]  # fmt: skip
-
-
-def profilers() -> Iterator[tuple[int, str]]:
-    """(pid, name) of known profilers on this machine, as far as its processes can be seen."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                name = (entry / "comm").read_text(errors="replace").strip()
-            except OSError:
-                continue
-            if name in {p[:15] for p in _PROFILERS}:
-                yield int(entry.name), name
 
 
 def platform(situation: Situation, view: View) -> Iterable[Result]:
