@@ -324,6 +324,29 @@ def test_a_worker_that_wrote_its_title_has_its_parents_variables(tmp_path: Path)
     assert "with the variables of its parent 20" in seen.whose and seen.command == ("vllm", "serve", "m")
 
 
+def test_a_server_whose_temporary_files_are_its_own_is_looked_at_among_them(tmp_path: Path) -> None:
+    """As systemd's PrivateTmp makes it: the root folder is ours, and something else is mounted below it."""
+    (tmp_path / "seen").mkdir()
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/compiled").write_text("x")
+    script = f'mount --bind "{tmp_path}/kept" "{tmp_path}/seen" && echo && exec sleep 600'
+    for within in (["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"]):
+        with subprocess.Popen(
+            [*within, "sh", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as server:
+            assert server.stdout is not None
+            made = server.stdout.readline() == b"\n"
+            seen = view.of_process(server.pid)
+            names = seen.names(tmp_path / "seen")
+            server.kill()
+        if made:
+            break
+    else:
+        pytest.skip("no mount namespaces may be made here")
+    assert not seen.hidden and seen.root == f"/proc/{server.pid}/root"
+    assert names == ["compiled"] and view.here().names(tmp_path / "seen") == []
+
+
 def test_a_title_over_the_environment_is_noticed(tmp_path: Path) -> None:
     folder = tmp_path / "proc/9"
     folder.mkdir(parents=True)

@@ -181,12 +181,17 @@ def inside(pid: int, path: str) -> Path:
     return Path(f"/proc/{pid}/root{path}") if other_root(pid) else Path(path)
 
 
-def other_root(pid: int) -> bool:
+def other_root(pid: int, proc: str = "/proc") -> bool:
     """Whether its files are others than ours: another mount namespace, or another root folder. False where that may
-    not be looked at."""
-    theirs, ours = Path(f"/proc/{pid}"), Path("/proc/self")
+    not be looked at. `proc` is where the machine's /proc lies."""
+    theirs, ours = Path(proc, str(pid)), Path("/proc/self")
     try:
-        return any((theirs / one).readlink() != (ours / one).readlink() for one in ("ns/mnt", "root"))
+        # Two roots may be one folder, with other things mounted below it, and be called "/" without being one.
+        return (
+            (theirs / "ns/mnt").readlink() != (ours / "ns/mnt").readlink()
+            or (theirs / "root").readlink() != (ours / "root").readlink()
+            or not (theirs / "root").samefile(ours / "root")
+        )
     except OSError:
         return False
 

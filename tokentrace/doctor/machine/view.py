@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tokentrace.host.proc import other_root
 from tokentrace.probes._caches import entries_of
 
 #: Files of /proc and /sys are small; what is longer is not what it claims to be.
@@ -97,8 +98,7 @@ def of_process(pid: int, proc: str = "/proc") -> View:
     except OSError as error:
         why = f"process {pid} may not be looked into: {error.strerror}"
         return View(os.environ, proc=str(folder), pid=pid, command=command, hidden=why, fix=fix)
-    same = _same_root(Path(root))
-    where = "/" if same else root
+    where = root if other_root(pid, proc) else "/"
     if not overwritten(raw):
         return View(parse_environ(raw), where, str(folder), pid, command)
     parent, environ = _parents_environ(folder, Path(proc))
@@ -134,13 +134,6 @@ def _parents_environ(folder: Path, proc: Path) -> tuple[int, dict[str, str]]:
         if not overwritten(raw):
             return int(folder.name), parse_environ(raw)
     return 0, {}
-
-
-def _same_root(root: Path) -> bool:
-    try:
-        return root.samefile("/") and str(root.readlink()) == "/"
-    except OSError:
-        return False
 
 
 def parse_environ(raw: bytes) -> dict[str, str]:
