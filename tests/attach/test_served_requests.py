@@ -123,6 +123,25 @@ def test_an_aborted_request_is_told_as_such() -> None:
     assert row.ended == "abort" and "aborted; " in shown(row)
 
 
+@pytest.mark.parametrize("rids", [("a",), ("0_a", "1_a")])
+def test_a_reply_that_ends_before_the_engine_does_is_waited_for(rids: tuple[str, ...]) -> None:
+    """A stop string ends the reply at once, the engine hears of it at its next step."""
+    sorter = Sorter()
+    *before, finish = [raw for rid in rids for raw in reply(rid, 7, "abort")]
+    sorter.add([*before, *steps(rids, len(rids), 2), request(rids)])  # the reply ends at 60 ms
+    assert sorter.finished(T0 + 2_000 * MS) == [] and not sorter.settled(T0 + 60 * MS) and sorter.settled(T0 + 59 * MS)
+    sorter.add([finish])
+    (one,) = sorter.finished(T0 + 2_000 * MS)
+    assert one.tokens == 7 * len(rids) and sorter.settled(T0 + 60 * MS)
+
+
+def test_an_engine_that_never_ends_a_request_is_not_waited_for_for_ever() -> None:
+    sorter = Sorter()
+    sorter.add([*reply("a", 7)[:-1], *steps(("a",), 1, 2), request(("a",))])
+    (one,) = sorter.finished(T0 + 5_060 * MS)
+    assert one.tokens is None
+
+
 def test_a_request_whose_server_went_away_is_kept_as_far_as_it_was_seen() -> None:
     sorter = Sorter()
     submitted, taken, waited, _ = reply("a", 2)

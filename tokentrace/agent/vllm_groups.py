@@ -53,7 +53,8 @@ class EngineGroup(SpineGroup):
     name = "engine"
 
     def open(self) -> list[str]:
-        return [f"step {index}" for index in core.under_way()]
+        """The steps that are under way, and the chosen requests that have not ended here."""
+        return [*(f"step {index}" for index in core.under_way()), *(f"request {rid}" for rid in list(core.marked))]
 
 
 class ModelGroup(SpineGroup):

@@ -28,6 +28,7 @@ _HEAD = struct.Struct("!II")
 _CREDENTIALS = struct.Struct("3i")
 #: Switching a group on may wait for a step of the engine to end; reading a long profile takes seconds.
 _ANSWER_S = 60.0
+_REQUESTS = ("http:", "engine:request ")
 _LOST_FIX = "look at the server's log; what had been recorded until then is kept"
 
 
@@ -228,7 +229,7 @@ class AgentClient:
     def _waiting(self, request_id: str) -> set[str]:
         """What has begun in the agent's process and has not ended; of requests only ours, if we know which it is."""
         waiting = {str(one) for one in self._ask("drain")["open"]}
-        return {one for one in waiting if not request_id or not one.startswith("http:") or request_id in one}
+        return {one for one in waiting if not request_id or not one.startswith(_REQUESTS) or request_id in one}
 
     def _measure_clock(self) -> None:
         self.clock = measure(lambda: int(self._ask("clock")["time_ns"]))

@@ -32,6 +32,11 @@ NO_POWER = "not measured for one request among others"
 ONE_SIDE = "seen from the server's side; the client was not watched"
 #: Records of steps are kept this long for requests that are still under way.
 KEEP_S = 600.0
+#: A reply may end before the engine's part in it does, which goes on to its next step: behind a stop string, or when
+#: the client has left. So long that step may take.
+FINISH_S = 5.0
+#: What an engine writes of a request that it has taken in.
+_TAKEN = frozenset(("receive", "wait"))
 _STEPS = frozenset(("step", "schedule", "dispatch", "update", "prepare", "work", "forward", "logits", "sample"))
 
 
@@ -71,7 +76,8 @@ class Sorter:
     """Takes records as they come, gives each finished request what belongs to it.
 
     A request is finished when its handler has ended and `settle_s` has passed: the records of three processes do not
-    arrive in order. Without HTTP (another kind of front end), the scheduler's `finish` ends it.
+    arrive in order. An engine that has taken it must have ended it, too, or had FINISH_S for it. Without HTTP (another
+    kind of front end), the scheduler's `finish` ends it.
     """
 
     def __init__(self, settle_s: float = 0.3) -> None:
@@ -104,13 +110,17 @@ class Sorter:
                 if raw.name == "request" and raw.group == "http":
                     self._ended[rid] = raw
 
-    def finished(self, now_ns: int) -> list[Served]:
-        """The requests that ended `settle_s` ago, in the order in which they ended."""
-        ready = [rid for rid, raw in self._ended.items() if now_ns - raw.end_ns >= self._settle_ns]
+    def settled(self, before_ns: int) -> bool:
+        """Whether each request that ended before has been given out."""
+        return all(raw.end_ns > before_ns for raw in self._ended.values())
+
+    def finished(self, now_ns: int, *, no_more: bool = False) -> list[Served]:
+        """The requests that ended `settle_s` ago, in the order in which they ended. `no_more`: no record will come."""
+        ready = [rid for rid, raw in self._ended.items() if no_more or self._is_ready(raw, now_ns - raw.end_ns)]
         found = []
         for rid in sorted(ready, key=lambda one: self._ended[one].end_ns):
             request, raws = self._ended.pop(rid), self._own.pop(rid)
-            siblings = [str(one) for one in request.data.get("rids") or () if one != rid]
+            siblings = _siblings(request)
             theirs = [self._own.pop(other, []) for other in siblings]
             made = [_tokens(one) for one in (raws, *theirs)]
             for key in self._of.pop(rid, []):
@@ -128,6 +138,15 @@ class Sorter:
         self._prune(now_ns)
         return found
 
+    def _is_ready(self, request: Raw, since_ns: int) -> bool:
+        if since_ns < self._settle_ns or since_ns >= int(FINISH_S * 1e9):
+            return since_ns >= self._settle_ns
+        return not any(self._is_at_engine(rid) for rid in (str(request.data.get("rid")), *_siblings(request)))
+
+    def _is_at_engine(self, rid: str) -> bool:
+        own = self._own.get(rid, ())
+        return _tokens(own) is None and (rid in self._of or any(raw.name in _TAKEN for raw in own))
+
     def cut(self, now_ns: int, why: str) -> list[Served]:
         """All requests, those that are under way as far as their records have come: no more will, as `why` says."""
         # The other replies to a request that has ended are no requests of their own.
@@ -141,8 +160,7 @@ class Sorter:
             self._ended[rid] = Raw("http", "request", first.start_ns, max(ends), first.thread, first.process,
                                    {"rid": rid, "error": why})  # fmt: skip
             raws.append(self._ended[rid])
-        last = max((raw.end_ns for raw in self._ended.values()), default=now_ns)
-        found = self.finished(max(now_ns, last) + self._settle_ns)
+        found = self.finished(now_ns, no_more=True)
         for served in found:
             served.cut = why if served.rid in cut else ""
         return found
@@ -159,6 +177,11 @@ class Sorter:
             del self._own[rid]  # nobody will ask: one of very many replies to a request, or it came without HTTP
         for rid in [one for one, end in self._done.items() if end < now_ns - int(60e9)]:
             del self._done[rid]
+
+
+def _siblings(request: Raw) -> list[str]:
+    """The other replies to the same request."""
+    return [str(one) for one in request.data.get("rids") or () if str(one) != request.data.get("rid")]
 
 
 def _tokens(raws: Sequence[Raw]) -> int | None:

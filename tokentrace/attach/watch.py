@@ -118,6 +118,10 @@ class Watcher:
         """Chosen requests that have begun and not ended."""
         return self._sorter.under_way
 
+    def settled(self, before_ns: int) -> bool:
+        """Whether each request that ended before has been given back."""
+        return self._sorter.settled(before_ns)
+
     def _switch_on(self, group: str, options: Mapping[str, Any] | None) -> None:
         self.agents.enable(group, options)
         self._on.append(group)
@@ -181,7 +185,7 @@ def watch(
         )
     agents = AgentGroup(attached.agents)
     joiner = Joiner(receiver)
-    deadline = time.monotonic() + for_s if for_s is not None else None
+    deadline_ns = time.time_ns() + int(for_s * 1e9) if for_s is not None else None
 
     def ready(*, at_once: bool = False) -> Iterator[tuple[Row, workflow.Run]]:
         for served, told in joiner.ready(at_once=at_once):
@@ -191,7 +195,6 @@ def watch(
         with Watcher(agents, select=select, with_text=with_text, deep=deep, steps=steps) as watcher:
             taken = 0
             while True:
-                over = deadline is not None and time.monotonic() >= deadline
                 gone = f"no more of it was seen: {agents.lost}" if agents.lost else ""
                 found = watcher.poll(gone=gone)
                 for served in found if requests is None else found[: requests - taken]:
@@ -199,6 +202,7 @@ def watch(
                     joiner.add(served)
                 yield from ready()
                 idle(watcher.under_way)
+                over = deadline_ns is not None and time.time_ns() >= deadline_ns and watcher.settled(deadline_ns)
                 if over or stop() or gone or taken == requests:
                     break
                 time.sleep(POLL_S)
