@@ -106,7 +106,7 @@ def _meanwhile(found: Analysis, gap: Gap, did: list[tuple[str, int]]) -> tuple[s
     row = host.during(events, found.tree, int(events.track[gap.launch]), gap.start_ns, gap.end_ns)
     around = host.short(events.names[int(events.name[row])], 60) if row >= 0 else ""
     half = 2 * most >= gap.length_ns
-    mark = row >= 0 and (events.kind[row] == gpu_events.ANNOTATION or row in {step.row for step in found.steps.steps})
+    mark = row >= 0 and (events.kind[row] == gpu_events.ANNOTATION)
     if mark and (name == around or not half):
         return _in_mark(found, gap, around, [other for other, _ in did if other != around])
     if half:
@@ -123,9 +123,7 @@ def _meanwhile(found: Analysis, gap: Gap, did: list[tuple[str, int]]) -> tuple[s
 
 def _in_mark(found: Analysis, gap: Gap, around: str, others: list[str]) -> tuple[str, str]:
     """The same where an annotation or a step is all that fills the gap: how much of it lies in no operator."""
-    rows = found.events.rows(gpu_events.OPERATOR)
-    rows = np.setdiff1d(rows, [step.row for step in found.steps.steps])  # old recordings write steps as operators
-    working = inside(found, gap, rows)
+    working = inside(found, gap, found.events.rows(gpu_events.OPERATOR))
     if 2 * working > gap.length_ns and others:
         cause = around if "dataloader" in around.lower() else others[0]
         return f"while the host was in {around}, most of it in operators, {others[0]} the longest", _advice(cause)

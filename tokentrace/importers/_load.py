@@ -119,6 +119,7 @@ def load(
 def analyse(events: Events, step: int | None = None, whole: str = RECORDING) -> Analysis:
     """Join, measure and count one recording; with `step`, that step alone. `whole`: what the findings call it. Raises
     UsageError for an unknown step."""
+    steps.tell_annotations(events)
     joined = join.join(events)
     found = steps.find(events, joined)
     if step is not None:

@@ -19,7 +19,6 @@ UP = re.compile(
     r"lm_head|LogitsProcessor|\bSampler\b|ParallelLMHead|sample_tokens|gpu_model_runner: sample", re.IGNORECASE
 )
 _MODULE = re.compile(r"^nn\.Module: ")
-_OPERATOR_MARK = re.compile(r"^(nccl|gloo|mpi|ucc|rccl|c10d)\b|^Optimizer\.|^enumerate\(DataLoader\)")
 _UPWARD_COPY = re.compile(r"DtoH|Device -> (Pinned|Pageable)|device_to_host", re.IGNORECASE)
 
 
@@ -34,8 +33,7 @@ def classify(events: Events, joined: Joined, steps: Steps, measures: Measures) -
     names = events.name
     python = events.rows(gpu_events.PYTHON)
     layer[python[events.names_matching(_MODULE)[names[python]]]] = 5
-    marks = events.rows(gpu_events.ANNOTATION)
-    layer[marks] = np.where(events.names_matching(_OPERATOR_MARK)[names[marks]], 4, 5)
+    layer[events.rows(gpu_events.ANNOTATION)] = 5
     layer[events.rows(gpu_events.OPERATOR)] = 4
     runtime = joined.runtime
     layer[joined.all_launches] = 3

@@ -26,9 +26,14 @@ _NUMBERED = re.compile(r"^(?:train(?:ing)?[ _])?(?:iteration|iter|step|batch)[ _
 _KNOWN = (_VLLM, _SGLANG, _PROFILER, _CAPTURE, _NUMBERED)
 #: Annotations that are parts of a step, never a step.
 _PART = re.compile(
-    r"^(nccl|gloo|mpi|ucc|rccl|c10d)\b|^Optimizer\.|^## Call CompiledFxGraph|^Torch-Compiled Region|^cuda"
-    r"|\(dynamo_timed\)$|^enumerate\(DataLoader\)"
+    r"^Optimizer\.|^## Call CompiledFxGraph|^Torch-Compiled Region|^cuda|\(dynamo_timed\)$|^enumerate\(DataLoader\)"
 )
+#: torch's own annotations (record_function in its Python code): DataLoader, Optimizer, DistributedDataParallel, dynamo.
+_TORCH = re.compile(
+    r"^enumerate\(DataLoader\)#|^Optimizer\.(step|zero_grad)#|^DistributedDataParallel\.forward$|\(dynamo_timed\)$"
+)
+#: What a backend of torch.distributed does, by the title that its process group gives it.
+_COLLECTIVE = re.compile(r"^(nccl|gloo|mpi|ucc|rccl|xccl):\w")
 _SGLANG_PHASE = {"EXTEND": "prefill", "PREFILL": "prefill", "DECODE": "decode", "MIXED": "mixed"}
 
 
@@ -57,10 +62,28 @@ class Steps:
     of_copy: Array
 
 
+def tell_annotations(events: Events) -> None:
+    """Let annotations be annotations and operators operators, whatever the recording calls them.
+
+    Profilers until 2022 wrote annotations as operators, and in ranges of NVTX nothing tells them apart but the name.
+    A step or an optimizer is no operator: it holds some. What torch writes as an annotation and is none is a
+    collective of a backend.
+    """
+    operators, marks = events.rows(gpu_events.OPERATOR), events.rows(gpu_events.ANNOTATION)
+    annotation = _step_names(events) | events.names_with(_TORCH)
+    collective = events.names_matching(_COLLECTIVE)
+    events.kind[operators[annotation[events.name[operators]]]] = gpu_events.ANNOTATION
+    events.kind[marks[collective[events.name[marks]]]] = gpu_events.OPERATOR
+
+
+def _step_names(events: Events) -> Array:
+    """Bool per name: does it mark a step?"""
+    return np.fromiter((any(p.match(name) for p in _KNOWN) for name in events.names), np.bool_, len(events.names))
+
+
 def find(events: Events, joined: Joined) -> Steps:
-    hosts = events.rows(gpu_events.ANNOTATION, gpu_events.OPERATOR)
-    known = np.fromiter((any(p.match(name) for p in _KNOWN) for name in events.names), np.bool_, len(events.names))
-    rows = hosts[known[events.name[hosts]]]
+    marks = events.rows(gpu_events.ANNOTATION)
+    rows = marks[_step_names(events)[events.name[marks]]]
     inferred = False
     if not len(rows):
         rows = _outermost_annotations(events, joined)
