@@ -74,6 +74,52 @@ def test_gpus_are_called_by_their_number_among_the_gpus(tmp_path: Path) -> None:
     assert [d["device"] for d in imported(tmp_path / "s.json", tool).figures["devices"]] == ["5"]
 
 
+def with_gpu(tool: dict[str, Any], **told: Any) -> dict[str, Any]:
+    """The result of a process whose only GPU has these properties."""
+    tool["agents"] = [{**tool["agents"][0], **told}]
+    return tool
+
+
+def devices(found: Imported) -> list[tuple[str, int]]:
+    return [(device["device"], device["kernels"]) for device in found.figures["devices"]]
+
+
+def test_gpus_that_two_containers_call_by_one_number_are_two(tmp_path: Path) -> None:
+    """Each container sees one GPU, so each calls it 0; the kernel's nodes and the serial numbers tell them apart."""
+    gpus = ({"node_id": 2, "location_id": 29952, "domain": 0, "uuid": {"bytes": {"value0": 203}}},
+            {"node_id": 9, "location_id": 38144, "domain": 0, "uuid": {"bytes": {"value0": 217}}})  # fmt: skip
+    one, other = with_gpu(result(40, 7), **gpus[0]), with_gpu(result(10, 8), **gpus[1])
+    found = imported(tmp_path / "r.json", one, other)
+    assert devices(found) == [("0", 40), ("0 of process 8", 10)]
+    assert found.figures["busy_ns"] == 50 * 500, "side by side on two GPUs, not one behind the other"
+    busy = next(f for f in found.findings if f.sentence.startswith("The GPU was busy"))
+    assert "2 devices together" in busy.evidence and "count as one" not in busy.evidence
+    recordings.check_tree(found.trace)
+
+
+def test_a_gpu_that_two_processes_use_is_one(tmp_path: Path) -> None:
+    """Also where they call it by different numbers, for one sees more GPUs than the other."""
+    same = {"node_id": 3, "location_id": 1280, "domain": 0, "uuid": {"bytes": {"value0": 100}}}
+    tools = with_gpu(result(40, 7), **same), with_gpu(result(10, 8), **same, logical_node_type_id=1)
+    found = imported(tmp_path / "r.json", *tools)
+    assert devices(found) == [("0", 50)] and found.figures["busy_ns"] == 40 * 500
+
+
+def test_gpus_of_which_only_the_number_is_known_are_said_to_count_as_one(tmp_path: Path) -> None:
+    told = "GPUs that several processes call by one number count as one"
+    found = imported(tmp_path / "r.json", result(40, 7), result(10, 8))
+    assert devices(found) == [("0", 50)] and any(told in finding.evidence for finding in found.findings)
+    alone = imported(tmp_path / "s.json", result(40, 7))
+    assert not any(told in finding.evidence for finding in alone.findings)
+
+
+def test_the_published_result_tells_its_gpus_apart() -> None:
+    """Eight GPUs; the process used the first one, and every one has a node, a place and a serial number."""
+    found = load(recordings.large("tracelens/mi350x_rocprofv3_908_results.json.gz"))
+    assert devices(found) == [("0", 43_915)]
+    assert found.source["devices"] == ["AMD Instinct MI350X"] * 8 and "gpus_by_number" not in found.source
+
+
 def test_markers_are_called_by_their_text_and_mark_steps(tmp_path: Path) -> None:
     """rocprofv3 names a range "roctxThreadRangeA" and keeps what the program wrote under its correlation id."""
     tool = result()

@@ -29,6 +29,8 @@ def busy(found: Analysis) -> Iterator[Finding]:
     window = f"{duration(measures.window_ns)} from first to last kernel or copy"
     if len(devices) > 1:
         window += f", {len(devices)} devices together"
+    if found.events.facts.get("gpus_by_number"):
+        window += "; GPUs that several processes call by one number count as one"
     rows = found.joined.kernels  # streams of two devices may have the same number
     streams = len(np.unique(np.stack((found.events.device[rows], found.events.stream[rows])), axis=1).T)
     # rocprofv3's kernels name the hardware's queue; streams share those.

@@ -69,6 +69,10 @@ class _Agent(msgspec.Struct, gc=False):
     type: int = 0
     product_name: str = ""
     logical_node_type_id: int = -1
+    node_id: int = -1
+    domain: int = 0
+    location_id: int = 0
+    uuid: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _Operations(msgspec.Struct, gc=False):
@@ -115,13 +119,17 @@ def read(path: Path, *, progress: Callable[[int], None] | None = None) -> Events
         tools = [_salvaged(found) for found in _rocprof_salvage.parts(text, lost)]
     del text
     parts = Parts()
+    gpus = _Gpus()
     products: list[str] = []
     for number, tool in enumerate(tools):
         agents = _list(tool.agents, _Agent, "agents", lost)
-        _tool(parts, number, tool, agents, lost)
+        process = _one(tool.metadata, _Metadata, "metadata", lost).pid
+        _tool(parts, number, tool, process, gpus.of_process(agents, process), lost)
         products += [columns.clean(agent.product_name, 80) for agent in agents if agent.type == 2]
-    return parts.finish(path.name, base_ns=None, facts={"devices": products, "hip_calls_recorded": _has_calls(tools)},
-                        lost=lost)  # fmt: skip
+    facts: dict[str, Any] = {"devices": products, "hip_calls_recorded": _has_calls(tools)}
+    if gpus.by_number and len(tools) > 1:
+        facts["gpus_by_number"] = True
+    return parts.finish(path.name, base_ns=None, facts=facts, lost=lost)
 
 
 def _whole(path: Path, lost: Lost, progress: Callable[[int], None] | None) -> bytes:
@@ -169,13 +177,40 @@ def _records(tool: _Tool, key: str, lost: Lost) -> list[_Record]:
     return [] if raw is None else _list(raw, _Record, key, lost)
 
 
-def _tool(parts: Parts, number: int, tool: _Tool, agents: list[_Agent], lost: Lost) -> None:
-    # A GPU is called by its number among the GPUs, as HIP and Kineto do; the handle means nothing outside the file.
-    gpus = {agent.id.handle: agent.logical_node_type_id for agent in agents
-            if agent.type == 2 and agent.logical_node_type_id >= 0}  # fmt: skip
+class _Gpus:
+    """What the GPUs of all processes are called: by their number among the GPUs, as HIP and Kineto do. (The handle
+    means nothing outside the process.)
+
+    That number counts only the GPUs a process may see, so two processes in two containers may each call another one 0.
+    The kernel's number of the node (/sys/class/kfd/kfd/topology/nodes) counts all there are, and its place on the bus
+    and its serial number are its own: where these differ, so do the GPUs. Source: read_topology() of rocprofiler-sdk's
+    agent.cpp.
+    """
+
+    def __init__(self) -> None:
+        self.by_number = False  # of some nothing but that number is known
+        self._name_of: dict[tuple[int, int, int, bytes], str] = {}
+
+    def of_process(self, agents: list[_Agent], process: int) -> dict[int, str]:
+        """handle -> name"""
+        found = {}
+        for agent in agents:
+            if agent.type != 2 or agent.logical_node_type_id < 0:
+                continue
+            name = str(agent.logical_node_type_id)
+            if agent.node_id >= 0:
+                key = (agent.node_id, agent.domain, agent.location_id, bytes(agent.uuid))
+                taken = key not in self._name_of and name in self._name_of.values()
+                name = self._name_of.setdefault(key, f"{name} of process {process}" if taken else name)
+            else:
+                self.by_number = True
+            found[agent.id.handle] = name
+        return found
+
+
+def _tool(parts: Parts, number: int, tool: _Tool, process: int, gpus: dict[int, str], lost: Lost) -> None:
     known = _list(tool.kernel_symbols, _Symbol, "kernel_symbols", lost)
     symbols = {symbol.kernel_id: symbol.formatted_kernel_name or symbol.kernel_name for symbol in known}
-    process = _one(tool.metadata, _Metadata, "metadata", lost).pid
     strings = _one(tool.strings, _Strings, "strings", lost)
     operations = strings.buffer_records
     # A marker's own text stands apart, under its correlation id; its operation is only "roctxThreadRangeA".
@@ -200,8 +235,8 @@ def _tool(parts: Parts, number: int, tool: _Tool, agents: list[_Agent], lost: Lo
         gpu_events.KERNEL,
         *_times(dispatches),
         name=_codes(parts.names, [symbols.get(i.kernel_id) or f"kernel {i.kernel_id}" for i in info]),
-        track=_codes(parts.tracks, [("gpu", gpus.get(i.agent_id.handle, i.agent_id.handle)) for i in info]),
-        device=_codes(parts.devices, [gpus.get(i.agent_id.handle, i.agent_id.handle) for i in info]),
+        track=_codes(parts.tracks, [("gpu", _name(i.agent_id, gpus)) for i in info]),
+        device=_codes(parts.devices, [_name(i.agent_id, gpus) for i in info]),
         stream=_codes(parts.streams, [i.queue_id.handle for i in info]),
         correlation=keys(dispatches),
         detail=_codes(parts.details, [_geometry(i) for i in info]),
@@ -244,7 +279,12 @@ def _geometry(info: _Dispatch) -> str:
     return f"[{grid.x},{grid.y},{grid.z}] x [{block.x},{block.y},{block.z}]"
 
 
-def _gpu(record: _Record, gpus: dict[int, int]) -> int:
+def _name(agent: _Handle, gpus: dict[int, str]) -> str:
+    return gpus.get(agent.handle, str(agent.handle))
+
+
+def _gpu(record: _Record, gpus: dict[int, str]) -> str:
     """The GPU that a copy goes to, or else comes from; where neither end is known to be one, an end's handle."""
-    ends = [agent.handle for agent in (record.dst_agent_id, record.src_agent_id) if agent]
-    return next((gpus[handle] for handle in ends if handle in gpus), ends[0] if ends else 0)
+    ends = [agent for agent in (record.dst_agent_id, record.src_agent_id) if agent]
+    end = next((agent for agent in ends if agent.handle in gpus), ends[0] if ends else _Handle())
+    return _name(end, gpus)
