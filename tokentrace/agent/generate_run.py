@@ -9,7 +9,7 @@ from threading import get_ident
 from typing import Any
 
 from tokentrace.agent.core import Emit, here
-from tokentrace.agent.model_hooks import call_attribute, describe, device_name
+from tokentrace.agent.model_hooks import call_attribute, forward_facts
 from tokentrace.agent.wrap import Hook, HookGroup, install_all
 
 _GENERATE = "transformers.generation.utils:GenerationMixin.generate"
@@ -104,16 +104,7 @@ class Generation:
         run = self._now.get(get_ident())
         if run is None:
             return
-        data: dict[str, Any] = {"index": next(self._indexes)}
-        ids = args[0] if args else kwargs.get("input_ids")
-        if ids is not None and hasattr(ids, "shape"):
-            describe(data, ids, "in_")
-        logits = getattr(result, "logits", None)
-        if logits is not None:
-            describe(data, logits, "out_")
-            data["device"] = device_name(logits.device)
-        if error is not None:
-            data["error"] = type(error).__name__
+        data = {"index": next(self._indexes), **forward_facts(args, kwargs, result, error)}
         run.forwards.append((start, end, here.thread, data))
         for told in self.on_forward:
             told()

@@ -57,16 +57,7 @@ class ModelGroup(StepsGroup):
         step = steps.current()
         if step is None or step.index < 0:
             return
-        data: dict[str, Any] = {"index": step.index}
-        ids = args[0] if args else kwargs.get("input_ids")
-        if ids is not None:
-            describe(data, ids, "in_")
-        logits = getattr(result, "logits", None)
-        if logits is not None:
-            describe(data, logits, "out_")
-            data["device"] = device_name(logits.device)
-        if error is not None:
-            data["error"] = type(error).__name__
+        data = {"index": step.index, **forward_facts(args, kwargs, result, error)}
         self.emit("forward", start, end, here.thread, data)
 
     def _sampled(
@@ -120,6 +111,21 @@ def device_name(device: Any) -> str:
 def describe(data: dict[str, Any], tensor: Any, prefix: str = "") -> None:
     """Shape (torch's own tuple) and dtype, under names that begin with the prefix."""
     data[prefix + "shape"], data[prefix + "dtype"] = tensor.shape, dtype_name(tensor.dtype)
+
+
+def forward_facts(args: Any, kwargs: Any, result: Any, error: BaseException | None) -> dict[str, Any]:
+    """What went into and came out of a Hugging Face model's own forward."""
+    data: dict[str, Any] = {}
+    ids = args[0] if args else kwargs.get("input_ids")
+    if hasattr(ids, "shape"):
+        describe(data, ids, "in_")
+    logits = getattr(result, "logits", None)
+    if logits is not None:
+        describe(data, logits, "out_")
+        data["device"] = device_name(logits.device)
+    if error is not None:
+        data["error"] = type(error).__name__
+    return data
 
 
 def call_attribute(module: Any) -> str:
