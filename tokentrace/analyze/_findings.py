@@ -268,21 +268,33 @@ def _recorded_in_part(trace: Trace, found: Analysis) -> Iterator[Finding]:
     main = found.main
     if "deep" in found.passes and main.name != "deep":
         return
-    without, within, time_ns = _split.not_looked_into(trace, main.own_by_row)
-    if not without:
+    seen = _split.looked_into(trace, main.own_by_row)
+    if not seen.without:
         return
     sentence = (
-        f"The profiler recorded {within} of {without + within} forward passes; the {duration(time_ns)} of the others "
-        "stand under layer 5 undivided, so layers 4 and 3 took more than is shown."
+        f"The profiler recorded {seen.within} of {seen.without + seen.within} forward passes; the "
+        f"{duration(seen.without_ns)} of the others stand under layer 5 undivided, so layers 4 and 3 took more than is "
+        "shown."
     )
+    evidence = f"{share(seen.without_ns, main.wall_ns)} of the request"
     fix = "leave --once away, which shares them out, or ask for a shorter reply: --max-tokens"
     if trace.meta.get("mode") == "trace":
         fix = "ask for a shorter reply: the call's max_tokens"
     if trace.meta.get("mode") == "attach":
         fix = "raise --steps"
+        if _spent_on_others(main.view, seen):
+            evidence += "; the profiler records the first steps, whosever they are, and spent some on other requests"
+            fix = "watch longer, for a request that it records from its first step on, or raise --steps"
         if trace.meta.get("prompt"):  # our own
             fix = "leave --once away, which shares them out, or raise --steps"
-    yield Finding(5, sentence, f"{share(time_ns, main.wall_ns)} of the request", fix, "warn")
+    yield Finding(5, sentence, evidence, fix, "warn")
+
+
+def _spent_on_others(view: PassView, seen: _split.LookedInto) -> bool:
+    """Did the profiler record steps that did not serve this request, or was it busy with others when it began?"""
+    recordings = (view.states.get(4, {}).get("facts") or {}).get("profiler") or ()
+    steps = max((int(one.get("recorded_steps") or 0) for one in recordings), default=0)
+    return steps > seen.at_most or not seen.first
 
 
 def _queue_wait(trace: Trace, found: Analysis) -> Iterator[Finding]:

@@ -6,7 +6,9 @@ only the proportions are the deep one's: separately for each part and phase (for
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from tokentrace.analyze._passes import PassView
 from tokentrace.analyze._sweep import Place, direction_of
@@ -47,19 +49,34 @@ def parts(
     return found
 
 
-def not_looked_into(trace: Trace, own: Mapping[int, int]) -> tuple[int, int, int]:
-    """Passes through the model that show nothing below layer 5, those that do, and the time of the former, ns.
+@dataclass(slots=True)
+class LookedInto:
+    """How many passes through the model show nothing below layer 5, how many do, and the time of the former.
+    `at_most`: those that do, in the process that has most of them. `first`: is the request's first pass one of them?"""
 
-    Sampling is left out, and so are phases of which nothing at all was looked into: there no profiler ran.
-    """
-    without = within = time_ns = 0
+    without: int = 0
+    within: int = 0
+    without_ns: int = 0
+    at_most: int = 0
+    first: bool = False
+
+
+def looked_into(trace: Trace, own: Mapping[int, int]) -> LookedInto:
+    """Sampling is left out, and so are phases of which nothing at all was looked into: there no profiler ran."""
+    found = LookedInto()
+    seen: dict[int, bool] = {}
     for (name, _), through in _through(trace, own).items():
-        seen = sum(_shows_inside(places) for places in through.values())
-        if name == "forward" and seen:
-            within += seen
-            without += len(through) - seen
-            time_ns += sum(sum(places.values()) for places in through.values() if not _shows_inside(places))
-    return without, within, time_ns
+        inside = {row: _shows_inside(places) for row, places in through.items()}
+        if name == "forward":
+            seen.update(inside)
+        if name == "forward" and any(inside.values()):
+            found.within += sum(inside.values())
+            found.without += len(inside) - sum(inside.values())
+            found.without_ns += sum(sum(places.values()) for row, places in through.items() if not inside[row])
+    if found.within:
+        found.at_most = max(Counter(trace.process[row] for row in seen if seen[row]).values())
+        found.first = seen[min(seen, key=lambda row: trace.start_ns[row])]
+    return found
 
 
 def _through(trace: Trace, own: Mapping[int, int]) -> dict[Part, dict[int, dict[Place, int]]]:
