@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.records import T0, request_pass
+from support.records import T0, request_pass, three_passes
 from support.traces import traces
 
 from tokentrace.analyze import analyze
@@ -16,18 +15,6 @@ from tokentrace.analyze.frames import Frame, folded, frames
 from tokentrace.fold import fold
 from tokentrace.model import DOWN, UP, IdSource, Trace
 from tokentrace.stitch import stitch
-
-
-def three_passes(**more: Any) -> Trace:
-    ids = IdSource(3)
-    return stitch(
-        [
-            request_pass("cold", ids=ids, deep=False, compile_ms=30, **more),
-            request_pass("warm", ids=ids, deep=False, at=T0 + 10**9, **more),
-            request_pass("deep", ids=ids, at=T0 + 2 * 10**9, prefill_ms=60, decode_ms=15, **more),
-        ],
-        ids=ids,
-    )
 
 
 def total(found: list[Frame]) -> int:

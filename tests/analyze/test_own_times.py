@@ -7,26 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.records import MS, T0, US, request_pass
+from support.records import MS, T0, US, request_pass, three_passes
 
 from tokentrace.analyze import Analysis, analyze
 from tokentrace.analyze._split import divide
 from tokentrace.model import IdSource, Record, Trace
 from tokentrace.probe import LayerState
 from tokentrace.stitch import PassRecords, stitch
-
-
-def three_passes(**cold: Any) -> Trace:
-    ids = IdSource(3)
-    return stitch(
-        [
-            request_pass("cold", ids=ids, deep=False, **{"compile_ms": 30, **cold}),
-            request_pass("warm", ids=ids, deep=False, at=T0 + 10**9),
-            request_pass("deep", ids=ids, at=T0 + 2 * 10**9, prefill_ms=60, decode_ms=15),
-        ],
-        ids=ids,
-        attributes={"tokentrace.prompt": "Hi"},
-    )
 
 
 def check_sums(found: Analysis) -> None:

@@ -64,7 +64,9 @@ def test_of_any_trace(trace: Trace) -> None:
 
 
 @pytest.mark.parametrize(
-    "trace", [run_trace(3000), three_passes(20), fold(three_passes(60), 300)], ids=lambda t: len(t)
+    "trace",
+    [run_trace(3000), three_passes(power=True, steps=20), fold(three_passes(power=True, steps=60), 300)],
+    ids=lambda t: len(t),
 )
 def test_every_number_and_text_is_the_same(trace: Trace) -> None:
     file, sent = both(trace)
@@ -90,7 +92,7 @@ def _read(value: Any) -> Any:
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 def test_a_run_reads_well_wherever_it_is_looked_at(protocol: str) -> None:
     """One service a layer, names that sort, children inside their parents, lengths that add up."""
-    trace = three_passes(40)
+    trace = three_passes(power=True, steps=40)
     with OtlpReceiver() as receiver:
         url = receiver.grpc_url if protocol == "grpc" else f"{receiver.http_url}/v1/traces"
         assert send(trace, OtlpTarget(url, protocol, timeout_s=60.0), environ={}).ok

@@ -41,7 +41,7 @@ def on_path(found: dict[str, Any]) -> dict[str, int]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_path_of_a_run_goes_through_the_warm_requests_work(form: str) -> None:
-    found = data(three_passes(), form)
+    found = data(three_passes(power=True), form)
     passed = on_path(found)
     assert {"pass warm", "POST /v1/chat/completions", "request", "step", "forward"} <= set(passed)
     assert not {"power nvml", "wait", "stream", "pass cold", "pass deep"} & set(passed)
@@ -63,7 +63,7 @@ def test_without_a_look_into_the_server_the_path_is_the_clients_waiting(form: st
 
 @pytest.mark.parametrize("form", FORMS)
 def test_what_accompanies_a_request_lies_beside_it_and_says_where_it_was_recorded(form: str) -> None:
-    trace = three_passes()
+    trace = three_passes(power=True)
     found = data(trace, form)
     spans, above = {span["spanID"]: span for span in found["spans"]}, parents(found)
     beside = [s for s in found["spans"] if s["operationName"] in ("power nvml", "wait", "stream")]
@@ -149,12 +149,12 @@ def test_one_level_more_would_be_too_much_and_of_what_fits_nothing_is_left_out(s
     assert one_more is trace
     deeper = max(_critical_path.Walk(trace, way).calls(LEVELS[shape] + 1) for way in _critical_path.WAYS)
     assert deeper > _critical_path.MOST_CALLS
-    assert data(three_passes(), "file")["warnings"] is None
+    assert data(three_passes(power=True), "file")["warnings"] is None
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_long_reply_keeps_its_whole_path(form: str) -> None:
-    found = data(three_passes(steps=200), form)
+    found = data(three_passes(power=True, steps=200), form)
     assert critical_path(found)[1] <= _critical_path.MOST_CALLS
     assert "tokentrace.critical_path.level" not in tags(found["spans"][0]["tags"])
 
@@ -174,7 +174,7 @@ def test_a_kind_that_gives_way_is_told() -> None:
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 @pytest.mark.parametrize("shape", ["run", *LEVELS])
 def test_what_a_receiver_got_has_a_path_that_fits(shape: str, protocol: str) -> None:
-    trace = three_passes(steps=100) if shape == "run" else long_trace(shape)
+    trace = three_passes(power=True, steps=100) if shape == "run" else long_trace(shape)
     with OtlpReceiver() as receiver:
         url = receiver.grpc_url if protocol == "grpc" else f"{receiver.http_url}/v1/traces"
         assert send(trace, OtlpTarget(url, protocol, timeout_s=60.0), environ={}).ok
@@ -202,7 +202,7 @@ def test_of_any_trace_the_walk_is_as_long_as_it_is_said_to_be_and_no_longer_than
 
 
 def test_levels_never_shorten_the_walk() -> None:
-    for trace in (run_trace(3000), three_passes(30)):
+    for trace in (run_trace(3000), three_passes(power=True, steps=30)):
         for way in _critical_path.WAYS:
             walk = _critical_path.Walk(trace, way)
             lengths = [walk.calls(level) for level in range(max(walk.depth) + 1)]

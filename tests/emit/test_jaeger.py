@@ -137,7 +137,7 @@ def test_lost_spans_are_told_in_the_trace_and_the_file_is_whole(tmp_path: Path) 
 
 
 def test_services_sort_by_layer_and_every_layer_is_one() -> None:
-    found = data(three_passes())
+    found = data(three_passes(power=True))
     of_layer: dict[int, set[str]] = {}
     for span in found["spans"]:
         layer = tags(span["tags"]).get("tokentrace.layer", 0)

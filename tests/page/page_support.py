@@ -1,14 +1,9 @@
-"""An opened page, with what its console and its network said; and traces to show."""
+"""An opened page, with what its console and its network said."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-
-from support.records import T0, request_pass
-
-from tokentrace.model import IdSource, Trace
-from tokentrace.stitch import stitch
 
 
 class Opened:
@@ -57,18 +52,3 @@ class Opened:
 
     def close(self) -> None:
         self._context.close()
-
-
-def three_passes(**deep: Any) -> Trace:
-    """Cold, warm and deep, as a run on the local engine has them."""
-    ids = IdSource(3)
-    return stitch(
-        [
-            request_pass("cold", ids=ids, deep=False, compile_ms=30),
-            request_pass("warm", ids=ids, deep=False, at=T0 + 10**9),
-            request_pass("deep", ids=ids, at=T0 + 2 * 10**9, prefill_ms=60, decode_ms=15, **deep),
-        ],
-        ids=ids,
-        attributes={"tokentrace.prompt": "Hi"},
-        meta={"prompt": "Hi"},
-    )

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from page_support import Opened, three_passes
+from page_support import Opened
+from support.records import three_passes
 from support.traces import T0, run_trace, traces
 
 from tokentrace.emit import html

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from page_support import Opened, three_passes
-from support.records import T0, request_pass, without_layers
+from page_support import Opened
+from support.records import T0, request_pass, three_passes, without_layers
 
 from tokentrace.analyze._passes import passes
 from tokentrace.errors import EndpointError

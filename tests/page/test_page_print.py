@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from page_support import Opened, three_passes
-from support.records import request_pass
+from page_support import Opened
+from support.records import request_pass, three_passes
 
 from tokentrace.model import IdSource
 from tokentrace.stitch import stitch

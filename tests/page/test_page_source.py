@@ -15,7 +15,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from page_support import three_passes
+from support.records import three_passes
 from support.traces import run_trace
 
 from tokentrace import emit

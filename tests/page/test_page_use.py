@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_support import Opened, three_passes
+from page_support import Opened
+from support.records import three_passes
 
 from tokentrace.analyze import analyze
 from tokentrace.analyze.frames import frames

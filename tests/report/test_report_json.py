@@ -8,26 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.records import T0, request_pass
+from support.records import request_pass, three_passes
 
 from tokentrace.errors import EndpointError
 from tokentrace.model import IdSource, Trace
 from tokentrace.probe import LayerState
 from tokentrace.report import SCHEMA, Report, build
 from tokentrace.stitch import stitch
-
-
-def three_passes(**deep: Any) -> Trace:
-    ids = IdSource(3)
-    return stitch(
-        [
-            request_pass("cold", ids=ids, deep=False, compile_ms=30),
-            request_pass("warm", ids=ids, deep=False, at=T0 + 10**9),
-            request_pass("deep", ids=ids, at=T0 + 2 * 10**9, prefill_ms=60, decode_ms=15, **deep),
-        ],
-        ids=ids,
-        attributes={"tokentrace.prompt": "Hi"},
-    )
 
 
 def made(trace: Trace, **more: Any) -> dict[str, Any]:

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len, set_cell_size
-from support.records import T0, request_pass
-from test_report_json import three_passes
+from support.records import T0, request_pass, three_passes
 
 from tokentrace.emit.terminal import print_report, print_tree, report_text
 from tokentrace.errors import EndpointError

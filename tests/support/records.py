@@ -161,19 +161,28 @@ def _step(add, index, start, end, deep, modules, operators, compile_ms, cached) 
         clock += room
 
 
-def three_passes(steps: int = 3) -> Trace:
-    """A default run with a sensor that is on for the whole request."""
-    ids = IdSource(3)
-    passes = [
-        request_pass("cold", ids=ids, deep=False, compile_ms=30, steps=steps),
-        request_pass("warm", ids=ids, deep=False, at=T0 + 10**9, steps=steps),
-        request_pass("deep", ids=ids, at=T0 + 2 * 10**9, prefill_ms=60, decode_ms=15, steps=steps),
+def cold_warm_deep(
+    ids: IdSource | None = None, *, cold: dict[str, Any] | None = None, deep: dict[str, Any] | None = None, **more: Any
+) -> list[PassRecords]:
+    """The passes of a default run, a second apart: the cold one compiles, the deep one is stretched. `cold` and `deep`
+    change one pass, `more` all of them; see `request_pass`."""
+    ids = ids or IdSource(3)
+    return [
+        request_pass("cold", ids=ids, deep=False, **{"compile_ms": 30, **more, **(cold or {})}),
+        request_pass("warm", ids=ids, deep=False, at=T0 + 10**9, **more),
+        request_pass("deep", ids=ids, at=T0 + 2 * 10**9, **{"prefill_ms": 60, "decode_ms": 15, **more, **(deep or {})}),
     ]
-    for one in passes:
+
+
+def three_passes(*, power: bool = False, **more: Any) -> Trace:
+    """The trace of a default run. With `power` a sensor is on for the whole of each request."""
+    ids = IdSource(3)
+    passes = cold_warm_deep(ids, **more)
+    for one in passes if power else ():
         asked = one.exchange
         assert asked is not None
         one.records.append(Record("power nvml", 1, asked.start_ns, asked.end_ns, parent_key="chat", process="100"))
-    return stitch(passes, ids=ids)
+    return stitch(passes, ids=ids, attributes={"tokentrace.prompt": "Hi"}, meta={"prompt": "Hi"})
 
 
 def without_layers(left_out: Iterable[int], **more: Any) -> PassRecords:
