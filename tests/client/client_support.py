@@ -28,6 +28,10 @@ def ask(server: ScriptedServer, **settings: Any) -> Exchange:
     return say_hi(server.url + "/v1", **settings)
 
 
+def phases_of(x: Exchange) -> list[str]:
+    return [phase.name for phase in x.phases]
+
+
 def everything_said(x: Exchange) -> str:
     """All text that may reach a screen, a file or a trace."""
     error = x.error

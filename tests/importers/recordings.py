@@ -7,7 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tokentrace import layers
+from tokentrace.errors import UsageError
+from tokentrace.importers import load
 from tokentrace.importers._analysis import Analysis
 from tokentrace.importers._load import _read, analyse
 from tokentrace.model import Trace
@@ -15,6 +19,10 @@ from tokentrace.model import Trace
 SMALL = Path(__file__).parents[1] / "data" / "recordings"
 _FOLDER = os.environ.get("TOKENTRACE_RECORDINGS")
 LARGE = Path(_FOLDER) if _FOLDER and Path(_FOLDER).is_dir() else None
+
+
+#: Small, and whole.
+TINY = SMALL / "a100_cuda_event_sync_small.json.gz"
 
 
 def known() -> dict[str, tuple[Path, dict[str, Any]]]:
@@ -28,8 +36,6 @@ def known() -> dict[str, tuple[Path, dict[str, Any]]]:
 
 
 def large(name: str) -> Path:
-    import pytest
-
     if LARGE is None:
         pytest.skip("TOKENTRACE_RECORDINGS is not set")
     return LARGE / name
@@ -90,3 +96,18 @@ def launches(count: int, every: float, took: float, delay: float = 5) -> list[di
         rows += [op("aten::mm", n * every, 4), call("cudaLaunchKernel", n * every + 1, 2, n + 1),
                  kernel("gemm", n * every + delay, took, n + 1)]  # fmt: skip
     return rows
+
+
+def refused(path: Path, **options: Any) -> str:
+    """What is said of a file that is refused, in one sentence."""
+    with pytest.raises(UsageError) as caught:
+        load(path, **options)
+    assert caught.value.exit_code == 2 and caught.value.fix
+    text = str(caught.value)
+    assert "\n" not in text and len(text) < 300
+    return text
+
+
+def written(path: Path, content: bytes | str) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path

@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
-import random
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import recordings
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from recordings import TINY, refused, written
 
-from tokentrace.errors import UsageError
 from tokentrace.importers import _pieces, _source, chrome, load
 from tokentrace.importers.columns import Lost
-
-FIXTURE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
-TINY = recordings.SMALL / "a100_cuda_event_sync_small.json.gz"
-
-
-def refused(path: Path, **options: Any) -> str:
-    with pytest.raises(UsageError) as caught:
-        load(path, **options)
-    assert caught.value.exit_code == 2 and caught.value.fix
-    text = str(caught.value)
-    assert "\n" not in text and len(text) < 300
-    return text
-
-
-def written(path: Path, content: bytes | str) -> Path:
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
 
 
 @pytest.mark.parametrize(
@@ -220,56 +199,6 @@ def test_of_a_hundred_kernels_one_may_be_missing(tmp_path: Path, kernels: int, k
     assert "The GPU was busy" in text and ("at least" not in text) == known
 
 
-def test_a_cut_gzip_stream_gives_the_events_up_to_the_cut(tmp_path: Path) -> None:
-    whole = load(recordings.SMALL / "mi250_minitoy_train_small.json.gz")
-    packed = (recordings.SMALL / "mi250_minitoy_train_small.json.gz").read_bytes()
-    found = load(written(tmp_path / "cut.json.gz", packed[:-40]))
-    assert 0 < found.source["events"] <= whole.source["events"]
-    assert "gzip stream is cut" in found.lost["reason"]
-    half = load(written(tmp_path / "half.json.gz", packed[: len(packed) // 2]))
-    assert 0 < half.source["events"] < whole.source["events"] and half.lost["events"] == 1
-    recordings.check_tree(half.trace)
-
-
-def test_damage_in_the_middle_of_a_gzip_stream(tmp_path: Path) -> None:
-    packed = bytearray(
-        (recordings.SMALL / "v100_dlrm_8rank_worker0_step_12.1694128201545.pt.trace.json.gz").read_bytes()
-    )
-    middle = len(packed) // 2
-    packed[middle : middle + 64] = bytes(64)
-    found = load(written(tmp_path / "hole.json.gz", bytes(packed)))
-    assert 500 < found.source["events"] < 3290 and found.lost["reason"]
-
-
-def test_gzip_in_gzip_and_many_members(tmp_path: Path) -> None:
-    plain = gzip.decompress(TINY.read_bytes())
-    truth = load(TINY).figures
-    assert load(written(tmp_path / "twice.json.gz", gzip.compress(gzip.compress(plain)))).figures == truth
-    third = len(plain) // 3
-    members = b"".join(gzip.compress(part) for part in (plain[:third], plain[third : 2 * third], plain[2 * third :]))
-    assert load(written(tmp_path / "members.json.gz", members)).figures == truth
-    deep = plain
-    for _ in range(5):
-        deep = gzip.compress(deep)
-    assert "gzip inside gzip" in refused(written(tmp_path / "deep.json.gz", deep))
-
-
-def test_a_bomb_of_nothing_ends_early(tmp_path: Path) -> None:
-    buffer = io.BytesIO()
-    with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=9) as file:
-        file.write(b'{"a": "')
-        for _ in range(200):
-            file.write(b"\0" * (1 << 20))
-    assert refused(written(tmp_path / "bomb.json.gz", buffer.getvalue()))
-
-
-def test_a_bomb_of_events_is_refused(tmp_path: Path) -> None:
-    event = b'{"ph":"X","cat":"kernel","name":"' + b"k" * 500 + b'","pid":0,"tid":0,"ts":1,"dur":1},'
-    packed = gzip.compress(b"[" + event * 30_000)
-    with mock.patch.object(_source, "_BOMB_BYTES", 1 << 20):
-        assert "more than 150 times" in refused(written(tmp_path / "bomb.json.gz", packed))
-
-
 def test_an_endless_event_is_given_up(tmp_path: Path) -> None:
     good = json.dumps(recordings.op("aten::mm", 1, 2))
     with mock.patch.object(_pieces, "_EVENT_LIMIT", 1 << 20), mock.patch.object(_source, "CHUNK", 1 << 16):
@@ -320,105 +249,6 @@ def test_a_damaged_event_costs_that_event_only(tmp_path: Path) -> None:
         found = load(written(tmp_path / "x.json", f'{{"traceEvents": [{damaged}]}}'))
         assert found.figures["kernels"] in (98, 99), broken
         assert found.lost["events"] >= 1 or broken in ("\x00\x00\x00", "{{")
-
-
-@FIXTURE
-@given(content=st.binary(max_size=300))
-def test_random_bytes(tmp_path: Path, content: bytes) -> None:
-    for prefix in (b"", b"[", b'{"traceEvents":[', b"\x1f\x8b\x08", b"SQLite format 3\0", b'{"rocprofiler-sdk-tool":'):
-        path = written(tmp_path / "x.json", prefix + content)
-        try:
-            recordings.check_tree(load(path).trace)
-        except UsageError as error:
-            assert error.fix
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=6,
-)
-FIELD = st.sampled_from(["ph", "cat", "name", "pid", "tid", "ts", "dur", "args"])
-EVENT = st.dictionaries(FIELD, JSON, max_size=8).map(
-    lambda event: {"ph": "X", "cat": "kernel", "ts": 5, "dur": 2, **event}
-)
-ARGS = st.dictionaries(
-    st.sampled_from(["correlation", "External id", "device", "stream", "bytes", "grid", "Input Dims"]), JSON, max_size=5
-)
-
-
-@FIXTURE
-@given(events=st.lists(st.builds(lambda e, a: {**e, "args": a}, EVENT, ARGS) | EVENT | JSON, min_size=1, max_size=6))
-def test_any_json_in_any_field(tmp_path: Path, events: list[Any]) -> None:
-    path = written(tmp_path / "x.json", json.dumps({"traceEvents": events}))
-    try:
-        found = load(path)
-    except UsageError as error:
-        assert error.fix
-    else:
-        recordings.check_tree(found.trace)
-        json.dumps(found.figures), json.dumps(found.steps)
-
-
-@pytest.mark.parametrize("name", ["mi250_minitoy_train_small.json.gz", "mi300_vllm_decode_full_graph_step.json.gz"])
-def test_flipped_bytes_of_a_recording(tmp_path: Path, name: str) -> None:
-    plain = gzip.decompress((recordings.SMALL / name).read_bytes())
-    whole = load(recordings.SMALL / name)
-    generator = random.Random(20)
-    for _ in range(60):
-        damaged = bytearray(plain)
-        for _ in range(generator.choice((1, 1, 3, 30))):
-            damaged[generator.randrange(len(damaged))] = generator.randrange(256)
-        try:
-            found = load(written(tmp_path / "x.json", bytes(damaged)))
-        except UsageError as error:
-            assert error.fix
-            continue
-        assert found.figures["kernels"] <= whole.figures["kernels"] + 1
-        assert found.source["events"] + found.lost["events"] >= whole.source["events"] // 2
-        recordings.check_tree(found.trace)
-
-
-def test_flipped_bytes_of_packed_and_sqlite_recordings(tmp_path: Path) -> None:
-    sources = [TINY.read_bytes()]
-    if recordings.LARGE is not None:
-        sources.append(gzip.decompress((recordings.LARGE / "nsys-ai/mock.sqlite.gz").read_bytes()))
-    generator = random.Random(7)
-    for content in sources:
-        for _ in range(40):
-            damaged = bytearray(content)
-            for _ in range(5):
-                damaged[generator.randrange(len(damaged))] = generator.randrange(256)
-            try:
-                recordings.check_tree(load(written(tmp_path / "x.bin", bytes(damaged))).trace)
-            except UsageError as error:
-                assert error.fix
-
-
-@settings(deadline=None, max_examples=80)
-@given(
-    names=st.lists(
-        st.sampled_from(["a", 'x"},{"ph', "}, {", "\\", "]", "é\u2028", "[{", "k" * 50]), min_size=1, max_size=60
-    ),
-    indent=st.sampled_from([None, 0, 2]),
-    chunk=st.sampled_from([7, 64, 333, 1 << 20]),
-    shape=st.sampled_from(["list", "dict", "tail"]),
-)
-def test_pieces_are_the_whole_however_they_are_cut(
-    names: list[str], indent: int | None, chunk: int, shape: str
-) -> None:
-    events = [recordings.kernel(name, n, 1, n, nested=[{"ph": 1}, {"a": [{}]}]) for n, name in enumerate(names)]
-    tree: Any = events if shape == "list" else {"deviceProperties": [{"name": "x"}], "traceEvents": events}
-    if shape == "tail":
-        tree |= {"baseTimeNanoseconds": 5, "more": [{"ph": "X"}, {"ph": "X", "ts": 1}]}
-    text = json.dumps(tree, indent=indent, ensure_ascii=False).encode()
-    lost = Lost()
-    reader = _pieces.Reader("x", lost)
-    stream = iter([text[at : at + chunk] for at in range(0, len(text), chunk)])
-    got = [event for piece in reader.pieces(stream, None) for event in piece]
-    assert [event.name for event in got] == names
-    assert [event.args.correlation for event in got if event.args] == list(range(len(names)))
-    assert (lost.events, lost.reasons) == (0, [])
 
 
 def test_read_reports_progress() -> None:

@@ -7,32 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.records import CLIENT, ENGINE, GENERATION, MS, RID, T0, US, request_pass
+from stitch_support import check_tree, fields, names_above
+from support.records import ENGINE, GENERATION, MS, RID, T0, US, request_pass
 
 from tokentrace.layers import MARKS
-from tokentrace.model import IdSource, Record, Trace
+from tokentrace.model import IdSource, Record
 from tokentrace.probe import LayerState
 from tokentrace.stitch import PassRecords, stitch
-
-
-def check_tree(trace: Trace) -> None:
-    """One root, parents first, children inside their parents, ids unique, links to spans that are there."""
-    assert trace.parent[0] == -1
-    for row in range(1, len(trace)):
-        parent = trace.parent[row]
-        assert 0 <= parent < row
-        assert trace.start_ns[parent] <= trace.start_ns[row] <= trace.end_ns[row] <= trace.end_ns[parent]
-    assert len(set(trace.span_id)) == len(trace) and 0 not in trace.span_id
-    assert all(link.span_id in set(trace.span_id) for links in trace.links.values() for link in links)
-
-
-def names_above(trace: Trace, name: str) -> list[str]:
-    row = next(r for r in range(len(trace)) if trace.names[trace.name[r]] == name)
-    found = []
-    while row >= 0:
-        found.append(trace.names[trace.name[row]])
-        row = trace.parent[row]
-    return found
 
 
 @st.composite
@@ -94,6 +75,8 @@ def test_nested_intervals_of_several_threads_and_processes_give_one_tree_with_no
 
 
 times = st.integers(T0 - 2_000_000, T0 + 12_000_000)
+
+
 wild = st.builds(
     Record,
     name=st.sampled_from(["step", "forward", "aten::mm", "kernel k", "request", "power"]),
@@ -174,7 +157,7 @@ def test_a_kernel_that_outlives_its_launch_hangs_below_what_holds_both_and_links
     inside = Record("kernel inside", 3, begin + 10_000, begin + 90_000, process=ENGINE, thread=7,
                     link_keys=("launch:1",), join="correlation_id")  # fmt: skip
     later = Record("kernel later", 3, end + 100_000, end + 105_000, process=ENGINE, thread=7, link_keys=("launch:1",))
-    trace = stitch([PassRecords(**{**_fields(one), "records": [*one.records, launch, inside, later]})], ids=IdSource(2))
+    trace = stitch([PassRecords(**{**fields(one), "records": [*one.records, launch, inside, later]})], ids=IdSource(2))
     check_tree(trace)
     # The leaf operator began before the launch, so it is what holds it; the later kernel climbs out of both.
     assert names_above(trace, "kernel inside")[1] == "leaf aten::mm"
@@ -196,7 +179,7 @@ def test_a_kernel_goes_the_way_of_the_operator_that_launched_it() -> None:
     kernel = Record("kernel k", 3, head.start_ns + 2 * US, head.start_ns + 9 * US, process=ENGINE, flow=True,
                     parent_key=step.key, link_keys=("launch:1",))  # fmt: skip
     step.direction = "down"
-    trace = stitch([PassRecords(**{**_fields(one), "records": [*one.records, kernel, launch]})], ids=IdSource(2))
+    trace = stitch([PassRecords(**{**fields(one), "records": [*one.records, kernel, launch]})], ids=IdSource(2))
     check_tree(trace)
     span = next(s for s in trace.spans if s.name == "kernel k")
     assert (trace.span(span.parent).name, span.direction) == ("step", "up")
@@ -225,108 +208,6 @@ def test_a_record_that_names_a_parent_but_happened_elsewhere_goes_to_the_ancesto
     trace = stitch([PassRecords("once", T0, T0 + 10 * MS, records)], ids=IdSource(1))
     assert names_above(trace, "finish")[1] == "chat m"
     assert trace.meta["stitch"]["moved"] == 1 and trace.meta["stitch"]["clamped"] == 0
-
-
-def test_a_step_under_way_when_the_request_ends_is_cut_there_with_what_ran_in_it() -> None:
-    one = request_pass("once", steps=3, deep=False)
-    last = [r for r in one.records if r.name == "step"][-1]
-    forward = [r for r in one.records if r.name == "forward"][-1]
-    end = last.start_ns + 3 * MS  # of ten: the handler had found a stop string
-    late = [r for r in one.records if r.start_ns >= last.end_ns and r.layer > 6]
-    records = [r for r in one.records if r not in late and r.process != CLIENT]
-    for record in records:
-        if record.envelope and record.layer == 8:
-            record.end_ns = end
-    trace = stitch([PassRecords("once", T0, end, records, request_id=RID)], ids=IdSource(1))
-    check_tree(trace)
-    below = [s for s in trace.spans if s.start_ns >= last.start_ns and s.layer in (5, 6)]
-    step = next(s for s in below if s.name == "step")
-    assert trace.span(step.parent).name == "request"
-    assert (step.end_ns, step.attributes["tokentrace.clamped_ns"]) == (end, last.end_ns - end)
-    inside = {s.name: s.end_ns - s.start_ns for s in below if s.parent == step.row}
-    assert set(inside) == {"schedule", "prepare batch", "forward"} and inside["forward"] == end - forward.start_ns
-    assert names_above(trace, "finish")[1] == "request"
-    assert trace.meta["stitch"]["dropped_outside"] == 2, "sample and update batch ran after the end"
-
-
-def test_a_step_after_the_end_is_left_out_with_all_that_ran_in_it() -> None:
-    one = request_pass("once", steps=3)
-    last = [r for r in one.records if r.name == "step"][-1]
-    inside = [r for r in one.records if r.thread == last.thread and r.start_ns >= last.start_ns]
-    records = [r for r in one.records if r.start_ns < last.start_ns or r in inside]
-    for record in records:
-        if record.envelope:
-            record.end_ns = min(record.end_ns, last.start_ns)
-    trace = stitch([PassRecords("once", T0, last.start_ns, records, request_id=RID)], ids=IdSource(1))
-    check_tree(trace)
-    assert sum(s.name == "step" for s in trace.spans) == 2
-    assert trace.meta["stitch"]["dropped_outside"] == len(inside)
-
-
-def test_steps_of_other_requests_are_dropped_with_all_that_ran_in_them_and_counted() -> None:
-    one = request_pass("deep", steps=2)
-    other = request_pass("deep", steps=2, at=T0 + 500 * MS)
-    theirs = [r for r in other.records if r.thread == GENERATION]
-    for record in theirs:
-        record.key = record.key and f"{record.key}:other"
-        record.parent_key = ""
-        if record.name == "step":
-            record.request = "chatcmpl-9999"
-    unmarked = [Record("forward", 5, T0 + 900 * MS, T0 + 901 * MS, process=ENGINE, thread=GENERATION)]
-    alone = stitch([request_pass("deep", steps=2)], ids=IdSource(1))
-    end = T0 + 1000 * MS
-    mixed = stitch(
-        [PassRecords(**{**_fields(one), "records": [*one.records, *theirs, *unmarked], "end_ns": end})],
-        ids=IdSource(1),
-    )
-    check_tree(mixed)
-    assert len(mixed) == len(alone)
-    assert mixed.meta["stitch"]["dropped_foreign"] == len(theirs)
-    assert mixed.meta["stitch"]["dropped_outside"] == 1
-
-
-def test_a_request_id_that_the_server_lengthens_is_still_ours() -> None:
-    one = request_pass("deep", steps=1)
-    for record in one.records:
-        if record.name == "step":
-            record.request = f"{RID}-1a2b3c4d"
-    trace = stitch([one], ids=IdSource(1))
-    assert any(s.name == "step" for s in trace.spans) and trace.meta["stitch"]["dropped_foreign"] == 0
-
-
-def test_work_of_another_process_falls_into_the_step_that_holds_it_in_time() -> None:
-    one = request_pass("deep", steps=2, deep=False)
-    step = [r for r in one.records if r.name == "step"][1]
-    worker = Record("forward", 5, step.start_ns + MS, step.end_ns - MS, process="9000", thread=9)
-    worker.attributes["worker"] = True
-    trace = stitch([PassRecords(**{**_fields(one), "records": [*one.records, worker]})], ids=IdSource(1))
-    span = next(s for s in trace.spans if s.attributes.get("worker"))
-    assert trace.span(span.parent).attributes["tokentrace.step.index"] == 101
-    assert span.attributes["tokentrace.join"] == "time"
-
-
-def test_work_of_another_process_falls_into_the_first_step_too() -> None:
-    steps = [
-        Record(
-            "step",
-            6,
-            T0 + n * 10 * MS,
-            T0 + (n + 1) * 10 * MS - MS,
-            process="1",
-            thread=1,
-            key=f"step:1:{n}",
-            request=RID,
-        )
-        for n in range(3)
-    ]
-    work = [
-        Record(f"aten::op{n}", 4, T0 + n * 10 * MS + MS, T0 + n * 10 * MS + 2 * MS, process="2", thread=7)
-        for n in range(3)
-    ]
-    trace = stitch([PassRecords("once", T0 - MS, T0 + 40 * MS, [*steps, *work], request_id=RID)])
-    check_tree(trace)
-    assert trace.meta["stitch"]["dropped_outside"] == 0
-    assert all(names_above(trace, f"aten::op{n}")[1] == "step" for n in range(3))
 
 
 def test_every_layer_whose_probe_ran_is_shown_or_says_why_not() -> None:
@@ -395,7 +276,3 @@ def test_no_pass_or_two_of_one_name_is_refused() -> None:
         stitch([])
     with pytest.raises(ValueError, match="different names"):
         stitch([PassRecords("warm", 0, 1, []), PassRecords("warm", 2, 3, [])])
-
-
-def _fields(one: PassRecords) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in one.__slots__}
