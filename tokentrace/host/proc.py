@@ -113,8 +113,12 @@ def started_ns(pid: int) -> int:
 
 @lru_cache(maxsize=1)
 def _boot_ns() -> int:
-    """When the machine started by today's clock; once, so that a process that was looked at twice has one start."""
-    return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    """When the machine started by today's clock, to a tick. Asked once, so that a process keeps its start.
+
+    A pause between the two clocks makes it early, so the latest of some is taken.
+    """
+    latest = max(time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME) for _ in range(5))
+    return round(latest, -7)
 
 
 def started(pid: int) -> float:
