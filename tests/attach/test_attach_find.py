@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -198,6 +199,44 @@ def test_watching_from_outside_is_refused_with_the_reason(tmp_path: Path) -> Non
         "from inside the server only: --method outside" in done.stderr
         and "fix: attach without --method outside" in done.stderr
     )
+
+
+def test_watching_as_json_says_of_each_process_why_it_was_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library by the name of CUDA's driver in each process: nobody is let into what drives a GPU without asking."""
+    libm = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libm.so" in line)
+    with monkeypatch.context() as inside:
+        inside.setenv("LD_PRELOAD", str(shutil.copy(libm, tmp_path / "libcuda.so.1")))
+        server = standing_in(TREES["CPU"][0], tmp_path)
+        port, _ = server.__enter__()
+    with contextlib.ExitStack() as stack:
+        stack.push(server)
+        where = f"http://127.0.0.1:{port}"
+        done = tokentrace("attach", where, "--for", "1s", "--receive", "0", "--json")
+        planned = orjson.loads(tokentrace("attach", where, "--dry-run", "--json").stdout)
+    assert done.returncode == 0, done.stderr
+    document = orjson.loads(done.stdout)
+    assert document["depth"] == "outside" and len(document["processes"]) == 3
+    for one in document["processes"]:
+        assert one["reason"].startswith(f"process {one['pid']} drives a GPU") and "--method borrow" in one["fix"]
+        assert f"not deeper: {one['reason']}" in done.stderr and one["reason"] in document["reason"]
+        assert one["reason"] in [other["reason"] for other in planned["processes"]]
+    assert done.stderr.count("fix: ") == 1
+    assert [one.keys() for one in document["processes"]] == [one.keys() for one in planned["processes"]]
+
+
+def test_what_was_not_found_of_a_server_is_said_of_the_rest_too() -> None:
+    command = ["VLLM::EngineCore", "-c", "print(flush=True); input()"]
+    with subprocess.Popen(
+        command, executable=str(Path(sys.executable).resolve()), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as core:
+        assert core.stdout is not None and core.stdout.readline() == b"\n"
+        found = attach.find(pid=core.pid)
+        with attach.open(found) as attached:
+            assert attached.depth == "injected"
+            assert "no API server was found" in attached.reason and attached.reason == plan(found).reason
+        core.communicate(b"\n")
 
 
 def test_an_unknown_version_is_said(tmp_path: Path) -> None:

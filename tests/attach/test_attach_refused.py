@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from live_support import HERE, Program, tokentrace
+from rich.console import Console
 
 from tokentrace import attach
 from tokentrace.attach import private
@@ -23,7 +25,7 @@ from tokentrace.attach.found import ServerProcess
 from tokentrace.attach.obstacles import obstacle
 from tokentrace.attach.plan import plan
 from tokentrace.attach.session import without_agent
-from tokentrace.cli._attach_shown import as_document
+from tokentrace.cli._attach_shown import as_document, show_attached
 from tokentrace.errors import AttachError, ProbeUnavailable, TokentraceError
 from tokentrace.exchange import Exchange
 from tokentrace.layers import by_number
@@ -227,12 +229,39 @@ def test_a_method_that_was_asked_for_works_in_every_process_or_is_refused(progra
     with attach.open(found) as attached:
         assert [one.process.pid for one in attached.inside] == [good.pid]
         told = without_agent(attached)
-        document = as_document(attached, "auto")
+        document = as_document(attached)
     assert list(told) == ["engine"] and f"no agent in process {bad.pid} (engine core)" in told["engine"][0]
     assert (document["depth"], document["reason"]) == ("injected", attached.reason)
     assert document["processes"][0]["way"] not in ("", "waits") and document["processes"][1]["way"] == ""
     said = good.end()
     assert said["modules"] == [] and said["threads"] == 0
+
+
+def test_each_process_that_is_left_alone_has_its_own_reason(program: Start) -> None:
+    good, *bad = (program(mode) for mode in ("waiting", "sleeping", "sleeping", "sleeping"))
+    engine = replace(bad[0].as_server, role="engine", python="3.9")
+    # Of the second worker the number is another process's by now.
+    workers = [replace(bad[1].as_server, role="worker", rank="tp0", python="3.13t"),
+               replace(bad[2].as_server, role="worker", rank="tp1", started=1.0)]  # fmt: skip
+    found = attach.Found("", "vllm", "", (replace(good.as_server, role="api"), engine, *workers))
+    words = ("3.10 to 3.14", "free-threaded", "has ended")
+    with pytest.raises(AttachError) as error:
+        attach.open(found, method="borrow")
+    assert [word for word in words if word not in str(error.value)] == [], str(error.value)
+    assert error.value.fix.count("install tokentrace") == 1 and "look at the server's log" in error.value.fix
+    console = Console(file=io.StringIO(), width=300)
+    with attach.open(found) as attached:
+        assert [one.process for one in attached.left_alone] == [engine, *workers]
+        told, document = without_agent(attached), as_document(attached)
+        show_attached(attached, console)
+    assert [one["reason"] for one in document["processes"]] == ["", *(one.why.reason for one in attached.left_alone)]
+    assert all(word in one.why.reason for one, word in zip(attached.left_alone, words, strict=True))
+    assert list(told) == ["engine", "worker"] and "(engine core): " in told["engine"][0]
+    assert "(worker tp0): " in told["worker"][0] and "(worker tp1): " in told["worker"][0]
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    # What helps against two of them is said once.
+    said = [line.strip().partition(":")[0] for line in shown.splitlines()]
+    assert [one for one in said if one in ("not deeper", "fix")] == ["not deeper"] * 2 + ["fix", "not deeper", "fix"]
 
 
 class OnlyTheApiServer:

@@ -25,6 +25,7 @@ class Attached:
     found: Found
     depth: Depth = "agent"
     agents: list[AgentClient] = field(default_factory=list)
+    left_alone: tuple[()] = ()
 
 
 def post(url: str, prompt: str, tokens: int, stream: bool, headers: dict[str, str]) -> None:

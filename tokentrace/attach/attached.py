@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,8 @@ from tokentrace.agent_client import AgentClient
 from tokentrace.attach import private, sockets
 from tokentrace.attach.found import Depth, Found, ServerProcess
 from tokentrace.attach.inject import Injected, Way, put_agent
-from tokentrace.attach.obstacles import PLUGIN_FIX, halted, obstacle
+from tokentrace.attach.obstacles import halted, no_agent, obstacle
+from tokentrace.attach.why import LeftAlone, Why, in_one, why_not_deeper
 from tokentrace.errors import AttachError, EngineError, UsageError
 from tokentrace.host import proc
 from tokentrace.wording import listed
@@ -36,15 +38,16 @@ class Inside:
 class Attached:
     """A server as deep as we got. A context manager: leaving it takes out what was put in.
 
-    `reason` and `fix` say why it is not deeper, "" when every process that was found has an agent now.
-    `notes` are sentences for the user about how it went.
+    `left_alone` are the processes that have no agent. `whys` say why it is not deeper, `reason` and `fix` the same in
+    one; there are none when the whole server was found and every process has an agent now. `notes` are sentences for
+    the user about how it went.
     """
 
     found: Found
     depth: Depth
+    method: str = "auto"
     inside: list[Inside] = field(default_factory=list)
-    reason: str = ""
-    fix: str = ""
+    left_alone: list[LeftAlone] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     _stack: ExitStack = field(default_factory=ExitStack)
 
@@ -55,6 +58,18 @@ class Attached:
     def agent_of(self, role: str) -> AgentClient | None:
         """The first agent in a process of that role."""
         return next((one.agent for one in self.inside if one.process.role == role), None)
+
+    @property
+    def whys(self) -> list[Why]:
+        return why_not_deeper(self.found, self.method, [one.why for one in self.left_alone])
+
+    @property
+    def reason(self) -> str:
+        return in_one(self.whys).reason
+
+    @property
+    def fix(self) -> str:
+        return in_one(self.whys).fix
 
     def __enter__(self) -> Attached:
         return self
@@ -109,25 +124,28 @@ def open(found: Found, *, method: str = "auto") -> Attached:
     stopped = halted(found.processes)
     if stopped is not None:
         raise stopped
+    attached = Attached(found, "outside", method)
     if method == "outside":
-        return Attached(
-            found, "outside", reason="--method outside was asked for", fix="attach without --method outside"
-        )
+        return attached
     if not found.processes:
         if method != "auto":
             raise AttachError(found.reason or "none of the server's processes can be seen", fix=found.fix)
-        return Attached(found, "outside", reason=found.reason, fix=found.fix)
-    attached = Attached(found, "outside")
+        return attached
     try:
         attached._stack.enter_context(private.only_one(found.processes[0].pid))
-        _connect(attached, method)
+        _connect(attached)
         waited = [str(one.process.pid) for one in attached.inside]
         if waited and method not in ("auto", "agent"):
             attached.notes.append(f"an agent waits in process {listed(waited)}: it was taken, not --method {method}")
-        if method != "agent":
-            _put_in(attached, method)
-        if method != "auto" and len(attached.inside) < len(found.processes):
-            raise AttachError(attached.reason, fix=attached.fix)
+        have = {one.process.pid for one in attached.inside}
+        missing = [one for one in found.processes if one.pid not in have]
+        if method == "agent":
+            attached.left_alone += [LeftAlone(one, no_agent(one)) for one in missing]
+        else:
+            _put_in(attached, method, missing)
+        if method != "auto" and attached.left_alone:
+            against = in_one([one.why for one in attached.left_alone])
+            raise AttachError(against.reason, fix=against.fix)
     except BaseException:
         attached.close()
         raise
@@ -136,7 +154,7 @@ def open(found: Found, *, method: str = "auto") -> Attached:
     return attached
 
 
-def _connect(attached: Attached, method: str) -> None:
+def _connect(attached: Attached) -> None:
     """To the agents that wait in the server already. Raises AttachError when one of them serves another tokentrace."""
     found = attached.found
     for process in found.processes:
@@ -150,26 +168,21 @@ def _connect(attached: Attached, method: str) -> None:
         attached.inside.append(Inside(process, agent, socket=path))
     if attached.inside:
         attached.depth = "agent"
-    if method == "agent" and len(attached.inside) < len(found.processes):
-        without = [str(one.pid) for one in found.processes if one.pid not in found.sockets]
-        attached.reason, attached.fix = f"no agent waits in process {listed(without)}", PLUGIN_FIX
 
 
-def _put_in(attached: Attached, method: str) -> None:
+def _put_in(attached: Attached, method: str, missing: Sequence[ServerProcess]) -> None:
     """Into the processes that have none. What stands against one process leaves the others as they are."""
-    have = {one.process.pid for one in attached.inside}
-    missing = [one for one in attached.found.processes if one.pid not in have]
     # Nothing is put anywhere before all were looked at, so that what is refused is told of a server as it was.
     against = {one.pid: obstacle(one, only_hard=method != "auto") for one in missing}
     for process in missing:
         stands = against[process.pid]
         if stands is not None:
-            attached.reason, attached.fix = attached.reason or stands.reason, attached.fix or stands.fix
+            attached.left_alone.append(LeftAlone(process, stands))
             continue
         try:
             done = put_agent(process, method)
         except AttachError as error:
-            attached.reason, attached.fix = attached.reason or str(error), attached.fix or error.fix
+            attached.left_alone.append(LeftAlone(process, Why(str(error), error.fix)))
             continue
         attached.inside.append(_inside(process, done))
         attached.depth = "injected"

@@ -16,8 +16,11 @@ import time
 from pathlib import Path
 
 from tokentrace.attach import image
+from tokentrace.attach.why import Why
 from tokentrace.host import proc
 
+#: There is no gdb on the search path.
+MISSING = Why("gdb is not installed here", "install gdb, or use --method borrow")
 _MMAP_LIBRARY = re.compile(r"(libc\.so\.6|libc-[\d.]+\.so)")
 _LIMIT_S = 30.0
 _SAID = re.compile(r"^tokentrace (-?\d+)$", re.MULTILINE)
@@ -40,7 +43,7 @@ def run_string(pid: int, code: str) -> int:
     """Leave `code` for the main thread to run. Gives the nanoseconds that gdb took. Raises DebuggerError."""
     gdb = shutil.which("gdb")
     if gdb is None:
-        raise DebuggerError("gdb is not installed here", "install gdb, or use --method borrow")
+        raise DebuggerError(*MISSING)
     try:
         mapped = proc.maps(pid)
         python = image.interpreter_files(mapped, proc.executable(pid))

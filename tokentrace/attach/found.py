@@ -25,6 +25,11 @@ class ServerProcess:
     executable: str = ""
     rank: str = ""
 
+    @property
+    def part(self) -> str:
+        """What it is called in the server, such as "engine core" or "worker tp0"."""
+        return f"{PARTS[self.role]} {self.rank}".rstrip()
+
 
 @dataclass(frozen=True, slots=True)
 class Found:

@@ -1,7 +1,6 @@
 """Why code may not, cannot or should not be put into a process: each reason with what to do instead.
 
-A reason is `hard` when it holds in any case, and soft when the way is merely untried there: then only a method that was
-asked for by name goes on.
+Most reasons hold in any case. Where the way is merely untried, a method that was asked for by name goes on.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ import platform
 import pwd
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
-from tokentrace.attach.found import PARTS, ServerProcess
+from tokentrace.attach.found import ServerProcess
+from tokentrace.attach.why import Why
 from tokentrace.errors import AttachError
 from tokentrace.host import proc
 
@@ -26,17 +25,14 @@ _CUDA = re.compile(r"/lib(cuda\.so|amdhip64\.so|hsa-runtime64\.so)")
 _CAP_SYS_PTRACE = 1 << 19
 
 
-@dataclass(frozen=True, slots=True)
-class Obstacle:
-    """One reason, as a sentence, and its fix."""
-
-    reason: str
-    fix: str
-    hard: bool = True
+def no_agent(process: ServerProcess) -> Why:
+    """Where only an agent that waits already would do, and there is none."""
+    return Why(f"no agent waits in process {process.pid}", PLUGIN_FIX)
 
 
-def obstacle(process: ServerProcess, *, only_hard: bool = False) -> Obstacle | None:
-    """The first reason that stands against putting code into `process`, or None. Touches nothing."""
+def obstacle(process: ServerProcess, *, only_hard: bool = False) -> Why | None:
+    """The first reason that stands against putting code into `process`, or None; `only_hard`: though it is untried
+    there. Touches nothing."""
     try:
         for check in (_identity, _user, _machine, _python, _namespaces, _traced, _right, _confined):
             found = check(process)
@@ -51,20 +47,20 @@ def obstacle(process: ServerProcess, *, only_hard: bool = False) -> Obstacle | N
         return _no_right(process)
 
 
-def _gone(process: ServerProcess) -> Obstacle:
-    return Obstacle(f"process {process.pid} has ended", "look at the server's log, and start it again")
+def _gone(process: ServerProcess) -> Why:
+    return Why(f"process {process.pid} has ended", "look at the server's log, and start it again")
 
 
-def _identity(process: ServerProcess) -> Obstacle | None:
+def _identity(process: ServerProcess) -> Why | None:
     if proc.status(process.pid).ended or abs(proc.started(process.pid) - process.started) > 2.0:
         return _gone(process)
     return _stopped(process)
 
 
-def _stopped(process: ServerProcess) -> Obstacle | None:
+def _stopped(process: ServerProcess) -> Why | None:
     if proc.status(process.pid).state != "T":
         return None
-    return Obstacle(f"process {process.pid} is stopped", f"let it go on: kill -CONT {process.pid}")
+    return Why(f"process {process.pid} is stopped", f"let it go on: kill -CONT {process.pid}")
 
 
 def halted(processes: Iterable[ServerProcess]) -> AttachError | None:
@@ -73,19 +69,17 @@ def halted(processes: Iterable[ServerProcess]) -> AttachError | None:
         with contextlib.suppress(OSError):
             stopped = _stopped(process)
             if stopped is not None:
-                what = PARTS[process.role] + (f" {process.rank}" if process.rank else "")
-                return AttachError(
-                    f"process {process.pid} ({what}) is stopped, so that the server answers nobody", fix=stopped.fix
-                )
+                told = f"process {process.pid} ({process.part}) is stopped, so that the server answers nobody"
+                return AttachError(told, fix=stopped.fix)
     return None
 
 
-def _user(process: ServerProcess) -> Obstacle | None:
+def _user(process: ServerProcess) -> Why | None:
     uid = proc.status(process.pid).uid
     if uid == os.geteuid():
         return None
     name = user_name(uid)
-    return Obstacle(
+    return Why(
         f"process {process.pid} belongs to user {name}, you are {user_name(os.geteuid())}",
         f"run the same command as that user: sudo -u {name} tokentrace attach …",
     )
@@ -99,52 +93,52 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-def _machine(process: ServerProcess) -> Obstacle | None:
+def _machine(process: ServerProcess) -> Why | None:
     if os.uname().sysname != "Linux" or platform.machine() not in ("x86_64", "AMD64"):
-        return Obstacle(f"putting code into a process is not known to work on {platform.machine()}", PLUGIN_FIX)
+        return Why(f"putting code into a process is not known to work on {platform.machine()}", PLUGIN_FIX)
     with open(f"/proc/{process.pid}/exe", "rb") as file:
         head = file.read(20)
     if head[:5] != b"\x7fELF\x02" or int.from_bytes(head[18:20], "little") != 62:
-        return Obstacle(f"process {process.pid} is not a 64-bit x86 program", PLUGIN_FIX)
+        return Why(f"process {process.pid} is not a 64-bit x86 program", PLUGIN_FIX)
     if any("ld-musl-" in one.path for one in proc.maps(process.pid)):
-        return Obstacle(f"process {process.pid} runs on musl, where this is not known to work", PLUGIN_FIX)
+        return Why(f"process {process.pid} runs on musl, where this is not known to work", PLUGIN_FIX)
     return None
 
 
-def _python(process: ServerProcess) -> Obstacle | None:
+def _python(process: ServerProcess) -> Why | None:
     if not process.python:
-        return Obstacle(f"process {process.pid} runs no Python that could be recognised", PLUGIN_FIX)
+        return Why(f"process {process.pid} runs no Python that could be recognised", PLUGIN_FIX)
     if process.python.endswith("t"):
-        return Obstacle(
+        return Why(
             f"process {process.pid} runs free-threaded Python {process.python}, where this is not known to work",
             PLUGIN_FIX,
         )
     version = tuple(int(part) for part in process.python.split("."))
     if not OLDEST <= version <= NEWEST:
-        return Obstacle(
+        return Why(
             f"process {process.pid} runs Python {process.python}; it is known to work from 3.10 to 3.14", PLUGIN_FIX
         )
     return None
 
 
-def _namespaces(process: ServerProcess) -> Obstacle | None:
+def _namespaces(process: ServerProcess) -> Why | None:
     if proc.namespace(process.pid, "user") != proc.namespace("self", "user"):
-        return Obstacle(
+        return Why(
             f"process {process.pid} runs in a container with users of its own",
             "run tokentrace inside that container, as the server's user",
         )
     return None
 
 
-def _traced(process: ServerProcess) -> Obstacle | None:
+def _traced(process: ServerProcess) -> Why | None:
     tracer = proc.status(process.pid).tracer
     if tracer:
         name = " ".join(proc.command_line(tracer))[:60] if Path(f"/proc/{tracer}").exists() else "elsewhere"
-        return Obstacle(f"process {process.pid} is being traced by process {tracer} ({name})", "end that one first")
+        return Why(f"process {process.pid} is being traced by process {tracer} ({name})", "end that one first")
     return None
 
 
-def _right(process: ServerProcess) -> Obstacle | None:
+def _right(process: ServerProcess) -> Why | None:
     """The kernel's own answer: opening the memory asks the same question as ptrace does (ptrace(2))."""
     try:
         os.close(os.open(f"/proc/{process.pid}/mem", os.O_RDONLY))
@@ -153,7 +147,7 @@ def _right(process: ServerProcess) -> Obstacle | None:
     return None
 
 
-def _no_right(process: ServerProcess) -> Obstacle:
+def _no_right(process: ServerProcess) -> Why:
     pid = process.pid
     ours = proc.status(os.getpid())
     theirs = proc.status(pid)
@@ -161,20 +155,20 @@ def _no_right(process: ServerProcess) -> Obstacle:
     scope = yama_scope()
     docker = "start the container with --cap-add SYS_PTRACE, or " if theirs.permitted & ~ours.effective else ""
     if scope == 3:
-        return Obstacle("this machine allows no process to trace another (kernel.yama.ptrace_scope = 3)", PLUGIN_FIX)
+        return Why("this machine allows no process to trace another (kernel.yama.ptrace_scope = 3)", PLUGIN_FIX)
     if scope in (1, 2) and not can_trace:
-        return Obstacle(
+        return Why(
             f"this machine allows tracing to administrators only (kernel.yama.ptrace_scope = {scope})",
             f"sudo sysctl kernel.yama.ptrace_scope=0, or {PLUGIN_FIX}",
         )
     if theirs.permitted & ~ours.effective:
-        return Obstacle(
+        return Why(
             f"process {pid} has rights that you lack, so you may not trace it (SYS_PTRACE is missing)",
             f"{docker}run tokentrace with the same rights as the server",
         )
     if Path(f"/proc/{pid}").stat().st_uid != theirs.uid:
-        return Obstacle(f"process {pid} has forbidden to be looked into (prctl PR_SET_DUMPABLE 0)", PLUGIN_FIX)
-    return Obstacle(f"the system does not allow you to trace process {pid}", f"grant SYS_PTRACE, or {PLUGIN_FIX}")
+        return Why(f"process {pid} has forbidden to be looked into (prctl PR_SET_DUMPABLE 0)", PLUGIN_FIX)
+    return Why(f"the system does not allow you to trace process {pid}", f"grant SYS_PTRACE, or {PLUGIN_FIX}")
 
 
 def yama_scope() -> int:
@@ -185,21 +179,19 @@ def yama_scope() -> int:
         return 0
 
 
-def _confined(process: ServerProcess) -> Obstacle | None:
+def _confined(process: ServerProcess) -> Why | None:
     if proc.status(process.pid).seccomp == 1:
-        return Obstacle(f"process {process.pid} is confined by seccomp's strict mode", PLUGIN_FIX)
+        return Why(f"process {process.pid} is confined by seccomp's strict mode", PLUGIN_FIX)
     return None
 
 
-def _untried(process: ServerProcess) -> Obstacle | None:
+def _untried(process: ServerProcess) -> Why | None:
     fix = f"{PLUGIN_FIX}; or try it with --method borrow"
     try:
         if Path("/sys/fs/selinux/enforce").read_text(encoding="ascii").strip() == "1":
-            return Obstacle("SELinux is enforcing, where putting code into a process is untried", fix, hard=False)
+            return Why("SELinux is enforcing, where putting code into a process is untried", fix)
     except OSError:
         pass
     if any(_CUDA.search(one.path) for one in proc.maps(process.pid)):
-        return Obstacle(
-            f"process {process.pid} drives a GPU, where putting code into a process is untried", fix, hard=False
-        )
+        return Why(f"process {process.pid} drives a GPU, where putting code into a process is untried", fix)
     return None

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from tokentrace.attach import debugger
 from tokentrace.attach.attached import check_method, refusal
-from tokentrace.attach.debugger import found as gdb_found
 from tokentrace.attach.found import Depth, Found, Role, ServerProcess
 from tokentrace.attach.inject import ways_for
-from tokentrace.attach.obstacles import PLUGIN_FIX, obstacle
+from tokentrace.attach.obstacles import PLUGIN_FIX, no_agent, obstacle
+from tokentrace.attach.why import NOTHING, Why, in_one, why_not_deeper
 from tokentrace.layers import Layer, load
 from tokentrace.probe import ProbeContext
 from tokentrace.registry import create
@@ -38,13 +39,12 @@ _FROM_INSIDE = {
 
 @dataclass(frozen=True, slots=True)
 class PlannedProcess:
-    """`way`: how the agent gets in: waits (it is there), borrow, remote_exec, gdb; "" not at all, as `reason` says.
+    """`way`: how the agent gets in: waits (it is there), borrow, remote_exec, gdb; "" not at all, as `why` says.
     taken: there is one, and attaching is refused, as the plan says."""
 
     process: ServerProcess
     way: str
-    reason: str = ""
-    fix: str = ""
+    why: Why = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +60,26 @@ class PlannedLayer:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`wraps`: role -> functions, as "module:Class.function". `refused`: why attaching is refused as things stand."""
+    """`whys`: why it would not be deeper. `wraps`: role -> functions, as "module:Class.function". `refused`: why
+    attaching is refused as things stand."""
 
     found: Found
     method: str
     depth: Depth
-    reason: str = ""
-    fix: str = ""
+    whys: list[Why] = field(default_factory=list)
     processes: list[PlannedProcess] = field(default_factory=list)
     wraps: dict[str, list[str]] = field(default_factory=dict)
     layers: list[PlannedLayer] = field(default_factory=list)
     refused: str = ""
     refused_fix: str = ""
+
+    @property
+    def reason(self) -> str:
+        return in_one(self.whys).reason
+
+    @property
+    def fix(self) -> str:
+        return in_one(self.whys).fix
 
     def to_json(self) -> dict[str, Any]:
         found = self.found
@@ -85,14 +93,17 @@ class Plan:
             "depth": self.depth,
             "reason": self.reason,
             "fix": self.fix,
-            "processes": [
-                {**asdict(one.process), "way": one.way, "reason": one.reason, "fix": one.fix} for one in self.processes
-            ],
+            "processes": [process_in_json(one.process, one.way, one.why) for one in self.processes],
             "wraps": self.wraps,
             "layers": [asdict(one) for one in self.layers],
             "refused": self.refused,
             "refused_fix": self.refused_fix,
         }
+
+
+def process_in_json(process: ServerProcess, way: str, why: Why) -> dict[str, Any]:
+    """One process of a server: the way in that was or would be taken, and why there is none."""
+    return {**asdict(process), "way": way, "reason": why.reason, "fix": why.fix}
 
 
 def plan(found: Found, method: str = "auto", *, watching: bool = False, told: bool = False, deep: bool = False) -> Plan:
@@ -107,10 +118,8 @@ def plan(found: Found, method: str = "auto", *, watching: bool = False, told: bo
     depth: Depth = "outside"
     if inside:
         depth = "agent" if all(one.way == "waits" for one in inside) else "injected"
-    against = next((one for one in processes if one.reason), None)
-    reason, fix = (against.reason, against.fix) if against is not None else (found.reason, found.fix)
-    if method == "outside":
-        reason, fix = "--method outside was asked for", "attach without --method outside"
+    whys = why_not_deeper(found, method, [one.why for one in processes])
+    reason, fix = in_one(whys)
     wraps = _wraps(found, {one.process.role for one in inside})
     layers = [_layer(one, depth, reason, fix, watching, deep) for one in load()]
     if told and watching and depth == "outside":
@@ -119,7 +128,7 @@ def plan(found: Found, method: str = "auto", *, watching: bool = False, told: bo
     refused, refused_fix = (str(against_all), against_all.fix) if against_all is not None else ("", "")
     if against_all is not None:
         processes = [replace(one, way="taken") if one.way == "waits" else one for one in processes]
-    return Plan(found, method, depth, reason, fix, processes, wraps, layers, refused, refused_fix)
+    return Plan(found, method, depth, whys, processes, wraps, layers, refused, refused_fix)
 
 
 def _process(found: Found, process: ServerProcess, method: str) -> PlannedProcess:
@@ -128,12 +137,12 @@ def _process(found: Found, process: ServerProcess, method: str) -> PlannedProces
     if process.pid in found.sockets:
         return PlannedProcess(process, "waits")
     if method == "agent":
-        return PlannedProcess(process, "", f"no agent waits in process {process.pid}", PLUGIN_FIX)
-    if method == "gdb" and not gdb_found():
-        return PlannedProcess(process, "", "gdb is not installed here", "install gdb, or use --method borrow")
+        return PlannedProcess(process, "", no_agent(process))
+    if method == "gdb" and not debugger.found():
+        return PlannedProcess(process, "", debugger.MISSING)
     against = obstacle(process, only_hard=method != "auto")
     if against is not None:
-        return PlannedProcess(process, "", against.reason, against.fix)
+        return PlannedProcess(process, "", against)
     return PlannedProcess(process, ways_for(process, method)[0])
 
 

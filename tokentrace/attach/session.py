@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tokentrace import session, workflow
 from tokentrace.agent_client import AgentClient, AgentGroup
 from tokentrace.attach import progress
-from tokentrace.attach.found import PARTS
 from tokentrace.attach.obstacles import halted
+from tokentrace.attach.why import Why, in_one
 
 if TYPE_CHECKING:
     from tokentrace.attach.found import Depth, Found
+    from tokentrace.attach.why import LeftAlone
 
 #: The times of the first request are true; the second one is looked into more deeply, which slows it down.
 PASSES = (("warm", False), ("deep", True))
@@ -27,6 +28,8 @@ class Attached(Protocol):
     def found(self) -> Found: ...
     @property
     def depth(self) -> Depth: ...
+    @property
+    def left_alone(self) -> Sequence[LeftAlone]: ...
     @property
     def reason(self) -> str: ...
     @property
@@ -93,19 +96,12 @@ def ask(
 def without_agent(attached: Attached) -> dict[str, tuple[str, str]]:
     """The parts of a server that have no agent while others have one: role -> (why, fix), for the probes. Empty from
     outside, where there is none anywhere."""
-    there = {agent.pid_here for agent in attached.agents}
-    found: dict[str, tuple[str, str]] = {}
-    for process in attached.found.processes if there else ():
-        if process.pid not in there:
-            name = f"{PARTS[process.role]} {process.rank}".strip()
-            why = attached.reason.removeprefix(f"process {process.pid}: ")
-            if "process " in why and f"process {process.pid} " not in why:
-                why = ""  # of another one
-            found.setdefault(
-                process.role,
-                (f"there is no agent in process {process.pid} ({name}){f': {why}' if why else ''}", attached.fix),
-            )
-    return found
+    found: dict[str, list[Why]] = {}
+    for one in attached.left_alone if attached.agents else ():
+        why = one.why.reason.removeprefix(f"process {one.process.pid}: ")
+        told = f"there is no agent in process {one.process.pid} ({one.process.part}): {why}"
+        found.setdefault(one.process.role, []).append(Why(told, one.why.fix))
+    return {role: in_one(whys) for role, whys in found.items()}
 
 
 def engine_facts(attached: Attached, agent: AgentGroup | None) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +12,7 @@ from tokentrace.wording import duration, plural
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tokentrace.attach import Attached, Found
+    from tokentrace.attach import Attached, Found, ServerProcess
     from tokentrace.attach.plan import Plan
     from tokentrace.receive import Receiver
 
@@ -24,27 +23,36 @@ def _speaker(console: Console) -> Callable[[str], None]:
 
 def _say_depth(say: Callable[[str], None], one: Attached | Plan) -> None:
     """What was found, how deep that lets us look, and why not deeper."""
+    from tokentrace.attach.why import by_fix
+
     for sentence in about(one.found):
         say(sentence)
     if one.found.not_ready:
         say(f"  it takes no requests: {one.found.not_ready}")
     say(f"depth: {one.depth}")
-    if one.reason:
-        say(f"  not deeper: {one.reason}")
-    if one.fix:
-        say(f"  fix: {one.fix}")
+    for reasons, fix in by_fix(one.whys):
+        for reason in reasons:
+            say(f"  not deeper: {reason}")
+        if fix:
+            say(f"  fix: {fix}")
 
 
-def as_document(attached: Attached, method: str) -> dict[str, Any]:
+def as_document(attached: Attached) -> dict[str, Any]:
     """How deep we got, by which method, and in which processes, for JSON. `way`: waits, how the agent was put in, or
-    "" where there is none."""
+    "" where there is none, as that process's `reason` says."""
+    from tokentrace.attach.plan import process_in_json
+    from tokentrace.attach.why import NOTHING
+
     ways = {one.process.pid: one.way or "waits" for one in attached.inside}
+    whys = {one.process.pid: one.why for one in attached.left_alone}
     return {
-        "method": method,
+        "method": attached.method,
         "depth": attached.depth,
         "reason": attached.reason,
         "fix": attached.fix,
-        "processes": [{**asdict(one), "way": ways.get(one.pid, "")} for one in attached.found.processes],
+        "processes": [
+            process_in_json(one, ways.get(one.pid, ""), whys.get(one.pid, NOTHING)) for one in attached.found.processes
+        ],
         "notes": list(attached.notes),
     }
 
@@ -79,11 +87,8 @@ def about(found: Found) -> list[str]:
     return [f"{engine} ({version}){where}{count}"]
 
 
-def _named(process: Any) -> str:
-    from tokentrace.attach.found import PARTS
-
-    rank = f" {process.rank}" if process.rank else ""
-    return f"{PARTS[process.role]}{rank} (process {process.pid}, Python {process.python or 'unknown'})"
+def _named(process: ServerProcess) -> str:
+    return f"{process.part} (process {process.pid}, Python {process.python or 'unknown'})"
 
 
 def show_plan(plan: Plan, console: Console, *, as_json: bool) -> None:
@@ -104,7 +109,7 @@ def show_plan(plan: Plan, console: Console, *, as_json: bool) -> None:
         way = {"waits": "an agent waits there", "taken": "its agent is taken", "": "left alone"}.get(
             one.way, f"an agent would be put in ({one.way})"
         )
-        say(f"  {_named(one.process)}: {way}{': ' + one.reason if one.reason else ''}")
+        say(f"  {_named(one.process)}: {way}{': ' + one.why.reason if one.why.reason else ''}")
     if plan.wraps:
         say("would wrap, and put back at the end:")
         for role, targets in plan.wraps.items():

@@ -163,7 +163,7 @@ def command(**given: Any) -> None:
         if prompt is None:
             code = _watch(asked, attached, settings, console, expected)
         else:
-            attached_as = as_document(attached, method)
+            attached_as = as_document(attached)
             del attached_as["notes"]  # a report has notes of its own
             done = _ask(asked, attached, prompt, settings, console)
         left = attached.close()
@@ -355,7 +355,7 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
             pass
         document = {
             **expected.to_json(),
-            **as_document(attached, asked.method),
+            **as_document(attached),
             "requests": [asdict(row) for row in rows],
             "under_way": under_way,
         }
