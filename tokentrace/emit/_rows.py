@@ -7,7 +7,8 @@ column under a reserved name, so that reading a file gives back exactly what was
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from tokentrace.model import Trace
@@ -53,19 +54,37 @@ def extras(own: Mapping[str, Any], column_values: Mapping[str, Any]) -> Extras:
     return Extras(found, added)
 
 
-def split(attributes: dict[str, Any], added: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The reverse of `extras`: (own attributes, column values)."""
-    values: dict[str, Any] = {}
-    own = dict(attributes)
-    for bit, name in enumerate(COLUMNS):
-        if RESERVED + name in own:
-            value = own.pop(RESERVED + name)
-        elif added & (1 << bit):
-            value = own.pop(name, ABSENT[name])
-        else:
-            value = own.get(name, ABSENT[name])
-        values[name] = value if type(value) is type(ABSENT[name]) else ABSENT[name]
-    return own, values
+class Split:
+    """The reverse of `extras`, worked out once for all rows whose attributes have these names in this order."""
+
+    def __init__(self, keys: tuple[str, ...], added: int) -> None:
+        at = {key: index for index, key in enumerate(keys)}  # of a name that comes twice, the last
+        columns: list[int] = []
+        for bit, name in enumerate(COLUMNS):
+            if RESERVED + name in at:
+                columns.append(at.pop(RESERVED + name))
+            elif added & (1 << bit):
+                columns.append(at.pop(name, -1))
+            else:
+                columns.append(at.get(name, -1))
+        self.keys = tuple(at)
+        self._own = list(at.values())
+        self._pick = itemgetter(*self._own) if len(self._own) > 1 else None
+        self._columns = tuple(zip(columns, ABSENT.values(), strict=True))
+
+    def own(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """The row's own values, those of `keys`."""
+        if self._pick is None:
+            return tuple([values[index] for index in self._own])
+        found: tuple[Any, ...] = self._pick(values)
+        return found
+
+    def columns(self, values: Sequence[Any]) -> list[Any]:
+        """The values of COLUMNS; one of another type than the column's is as good as absent."""
+        return [
+            values[index] if index >= 0 and type(values[index]) is type(absent) else absent
+            for index, absent in self._columns
+        ]
 
 
 def _same(left: Any, right: Any) -> bool:
