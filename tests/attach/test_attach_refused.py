@@ -220,12 +220,13 @@ def test_a_command_that_makes_no_sense(arguments: tuple[str, ...]) -> None:
     assert len(done.stderr.splitlines()) == 2
 
 
-def test_a_method_that_was_asked_for_works_in_every_process_or_is_refused(program: Start) -> None:
+def test_a_method_that_was_asked_for_works_in_every_process_or_is_refused(program: Start, runtime: Path) -> None:
     good, bad = program("waiting"), replace(program("sleeping").as_server, python="3.9")
     found = attach.Found("", "vllm", "", (replace(good.as_server, role="api"), replace(bad, role="engine")))
     with pytest.raises(AttachError, match=r"3\.10 to 3\.14") as error:
         attach.open(found, method="borrow")
     assert error.value.fix
+    assert not (runtime / "tokentrace" / private.AUDIT).exists()  # the other one was not touched for it
     with attach.open(found) as attached:
         assert [one.process.pid for one in attached.inside] == [good.pid]
         told = without_agent(attached)

@@ -171,14 +171,14 @@ def _connect(attached: Attached) -> None:
 
 
 def _put_in(attached: Attached, method: str, missing: Sequence[ServerProcess]) -> None:
-    """Into the processes that have none. What stands against one process leaves the others as they are."""
+    """Into the processes that have none. What stands against one process leaves the others as they are; a method that
+    was asked for goes into none of them then, for it is refused."""
     # Nothing is put anywhere before all were looked at, so that what is refused is told of a server as it was.
-    against = {one.pid: obstacle(one, only_hard=method != "auto") for one in missing}
-    for process in missing:
-        stands = against[process.pid]
-        if stands is not None:
-            attached.left_alone.append(LeftAlone(process, stands))
-            continue
+    against = [(one, obstacle(one, only_hard=method != "auto")) for one in missing]
+    attached.left_alone += [LeftAlone(one, why) for one, why in against if why is not None]
+    if attached.left_alone and method != "auto":
+        return
+    for process in [one for one, why in against if why is None]:
         try:
             done = put_agent(process, method)
         except AttachError as error:
@@ -189,6 +189,7 @@ def _put_in(attached: Attached, method: str, missing: Sequence[ServerProcess]) -
         attached.notes += [done.note] if done.note else []
     order = {one.pid: number for number, one in enumerate(attached.found.processes)}
     attached.inside.sort(key=lambda one: order[one.process.pid])
+    attached.left_alone.sort(key=lambda one: order[one.process.pid])
 
 
 def _inside(process: ServerProcess, done: Injected) -> Inside:
