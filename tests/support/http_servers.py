@@ -14,7 +14,6 @@ Nothing here knows tokentrace.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import select
 import socket
@@ -82,7 +81,7 @@ class Request:
 Handler = Answer | Callable[[Request], Answer]
 
 
-class ScriptedServer:
+class ScriptedServer(Loopback):
     """Answers each connection's one request. `greeting`, when given, is sent at once instead of any HTTP.
 
     Several answers for one route are given in turn, the last one again and again.
@@ -96,21 +95,13 @@ class ScriptedServer:
         greeting: bytes | None = None,
         accept: bool = True,
     ) -> None:
+        super().__init__(host)
+        if tls is not None:
+            self.url = self.url.replace("http:", "https:", 1)
         self.requests: list[Request] = []
-        self.connections = 0
         self._routes: dict[tuple[str, str], list[Handler]] = {}
         self._fallback: Handler = json_answer({"detail": "Not Found"}, 404)
         self._tls, self._greeting, self._accept = tls, greeting, accept
-        self._closing = threading.Event()
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family)
-        self.host, self.port = host, self._listener.getsockname()[1]
-        self._threads: list[threading.Thread] = []
-
-    @property
-    def url(self) -> str:
-        shown = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self._tls else 'http'}://{shown}:{self.port}"
 
     def on(self, method: str, path: str, *answers: Handler) -> ScriptedServer:
         self._routes[method, path] = list(answers)
@@ -125,57 +116,34 @@ class ScriptedServer:
         return [r.path for r in self.requests]
 
     def __enter__(self) -> ScriptedServer:
-        if self._accept:
-            thread = threading.Thread(target=self._serve, daemon=True)
-            thread.start()
-            self._threads.append(thread)
-        return self
+        return super().__enter__() if self._accept else self
 
-    def __exit__(self, *_: object) -> None:
-        self._closing.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for thread in self._threads:
-            thread.join(5)
+    def handle(self, connection: socket.socket) -> None:
+        if self._greeting is not None:
+            connection.sendall(self._greeting)
+            # Read to the end: a socket closed with bytes unread is reset, which may overtake the greeting.
+            connection.shutdown(socket.SHUT_WR)
+            connection.settimeout(60)
+            while connection.recv(65_536):
+                pass
+        elif self._tls is not None:
+            with self._tls.wrap_socket(connection, server_side=True) as secure:
+                self._talk(secure)
+        else:
+            self._talk(connection)
 
-    def _serve(self) -> None:
-        while not self._closing.is_set():
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            self.connections += 1
-            thread = threading.Thread(target=self._one, args=(connection,), daemon=True)
-            thread.start()
-            self._threads.append(thread)
-
-    def _one(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            if self._greeting is not None:
-                connection.sendall(self._greeting)
-                # Read to the end: a socket closed with bytes unread is reset, which may overtake the greeting.
-                connection.shutdown(socket.SHUT_WR)
-                connection.settimeout(60)
-                while connection.recv(65_536):
-                    pass
-                connection.close()
-                return
-            if self._tls is not None:
-                connection = self._tls.wrap_socket(connection, server_side=True)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            request = read_request(connection)
-            if request is not None:
-                self.requests.append(request)
-                self._answer(connection, request)
-        with contextlib.suppress(OSError):
-            connection.close()
+    def _talk(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        request = read_request(connection)
+        if request is not None:
+            self.requests.append(request)
+            self._answer(connection, request)
 
     def _answer(self, connection: socket.socket, request: Request) -> None:
         queue = self._routes.get((request.method, request.path.partition("?")[0]))
         handler = (queue.pop(0) if len(queue) > 1 else queue[0]) if queue else self._fallback
         answer = handler(request) if callable(handler) else handler
-        self._closing.wait(answer.before)
+        self.closing.wait(answer.before)
         headers = dict(answer.headers)
         whole = b"".join(s for s in answer.body if isinstance(s, bytes))
         if answer.framing == "chunked":
@@ -198,11 +166,11 @@ class ScriptedServer:
             elif isinstance(step, Raw):
                 connection.sendall(step.data)
             elif isinstance(step, (int, float)):
-                if self._closing.wait(step):
+                if self.closing.wait(step):
                     return
             elif isinstance(step, threading.Event):
                 while not step.wait(0.02):
-                    if self._closing.is_set():
+                    if self.closing.is_set():
                         return
             elif step is RESET:
                 _reset(connection)
@@ -216,7 +184,7 @@ class ScriptedServer:
             connection.sendall(b"0\r\n\r\n")
 
     def _until_gone(self, connection: socket.socket) -> None:
-        while not self._closing.wait(0.02):
+        while not self.closing.wait(0.02):
             if select.select([connection], [], [], 0)[0] and not connection.recv(1, socket.MSG_PEEK):
                 return
 
