@@ -54,10 +54,15 @@ def files(view: View, folder: str, wanted: re.Pattern[str], deep: int = 6) -> li
 
 
 def walk(
-    view: View, folder: str, wanted: re.Pattern[str], deep: int = 6, most: int = _MOST_FILES, seconds: float = _SECONDS
+    view: View,
+    folder: str,
+    wanted: re.Pattern[str],
+    deep: int = 6,
+    most: int = _MOST_FILES,
+    seconds: float | None = None,
 ) -> tuple[list[tuple[str, float]], bool]:
     """The same, and whether everything was seen."""
-    until = time.monotonic() + seconds
+    until = time.monotonic() + (_SECONDS if seconds is None else seconds)
     waiting, seen = [(folder, 0)], 0
     found: list[tuple[str, float]] = []
     while waiting and seen < most and time.monotonic() < until:
