@@ -105,18 +105,6 @@ def test_bursts_are_named_without_a_cause_that_the_data_cannot_show() -> None:
     assert one(run([once]), "in bursts").evidence == "5 of 6 chunks came right behind the one before"
 
 
-def test_a_late_token_is_tied_to_the_step_before_it() -> None:
-    once = request_pass("once", steps=6)
-    assert once.exchange is not None
-    chunks = once.exchange.chunks
-    for chunk in chunks[4:]:
-        chunk.time_ns += 60 * MS
-    once.exchange.end_ns += 60 * MS
-    finding = one(run([once]), "came")
-    assert finding.sentence.startswith("Token 4 ' I' came 70.0 ms after the one before")
-    assert "step" in finding.evidence
-
-
 def test_a_token_count_that_the_server_does_not_share_is_told() -> None:
     once = request_pass("once")
     encode = next(r for r in once.records if r.name == "encode")

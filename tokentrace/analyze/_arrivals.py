@@ -8,6 +8,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from tokentrace.analyze._passes import name_of
+from tokentrace.analyze._steps import TokenRow
+from tokentrace.analyze._written import Write, held_ns, intervals, text_arrivals, written
 from tokentrace.model import Trace
 from tokentrace.probe import Finding
 from tokentrace.wording import duration, plural
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from tokentrace.analyze import Analysis, PassTimes
 
 _SMALL_NS = 1_000_000
+_FIX_CLIENT = "look at what keeps the client from reading (load on its machine), and at a proxy or network between"
 
 
 def bursts(trace: Trace, found: Analysis) -> Iterator[Finding]:
@@ -24,17 +27,38 @@ def bursts(trace: Trace, found: Analysis) -> Iterator[Finding]:
     times = [int(at) for at, _ in main.view.exchange.get("chunks") or ()]
     if len(times) < 5:
         return
-    intervals = [b - a for a, b in pairwise(times)]
-    mean = (times[-1] - times[0]) / len(intervals)
-    together = sum(1 for i in intervals if i < mean / 10)
+    between = [b - a for a, b in pairwise(times)]
+    mean = (times[-1] - times[0]) / len(between)
+    together = sum(1 for i in between if i < mean / 10)
     decode = [s.wall_ns for s in main.steps if s.took_part_as("decode")]
     if times[-1] - times[0] < main.wall_ns / 20 and (not decode or sum(decode) > 4 * (times[-1] - times[0])):
         yield _at_once(trace, main, times, sum(decode))
-    elif together >= len(intervals) / 2:
-        yield Finding(8, "Tokens arrived in bursts.",
-                      f"{together} of {len(intervals)} chunks came right behind the one before",
+    elif together >= len(between) / 2:
+        evidence = f"{together} of {len(between)} chunks came right behind the one before"
+        yield from _in_bursts(trace, found, evidence)
+
+
+def _in_bursts(trace: Trace, found: Analysis, evidence: str) -> Iterator[Finding]:
+    sent = written(trace, found.main.view)
+    if sent is None or len(sent) < 5:
+        yield Finding(8, "Tokens arrived in bursts.", evidence,
                       "a proxy that buffers, speculative decoding and multi-step scheduling all look like this from "
                       "here; compare `write chunk` with the arrivals where the server is seen", "ok")  # fmt: skip
+        return
+    apart = intervals(sent)
+    mean = (sent[-1][0] - sent[0][0]) / len(apart)
+    together = sum(1 for i in apart if i < mean / 10)
+    if together >= len(apart) / 2:
+        evidence += f"; the server wrote {together} of them so"
+        yield Finding(6, "The server wrote the tokens in bursts.", evidence,
+                      "speculative decoding and multi-step scheduling look like this", "ok")  # fmt: skip
+        return
+    late = _latest(found)
+    if late is None or not _held_on_the_way(found, sent, late):  # else that finding says it
+        evidence += f"; the server wrote them {duration(median(apart))} apart (median)"
+        yield Finding(
+            8, "Tokens arrived in bursts, but the server wrote them one by one.", evidence, _FIX_CLIENT, "warn"
+        )
 
 
 def _at_once(trace: Trace, main: PassTimes, times: list[int], decode_ns: int) -> Finding:
@@ -72,26 +96,74 @@ def _held_inside(trace: Trace, main: PassTimes, times: list[int]) -> bool:
 
 
 def late_token(trace: Trace, found: Analysis) -> Iterator[Finding]:
-    """One token that came much later than the others, and the step before it."""
+    """One token that came much later than the others, and who was late: the server, or who brought and read it."""
+    late = _latest(found)
+    if late is None:
+        return
+    token, between = late
+    gap = token.itl_ns or 0
+    came = f"Token {token.index} {token.text!r} came {duration(gap)} after the one before"
+    usual = f", the median is {duration(median(between))}" if median(between) >= _SMALL_NS else ""
+    sent = written(trace, found.main.view)
+    if sent is not None and (held := _held_on_the_way(found, sent, late)):
+        apart = intervals(sent)
+        evidence = (
+            f"the server wrote its pieces {duration(median(apart))} apart (median), at most {duration(max(apart))}"
+        )
+        sentence = f"{came}, but the server had written it {duration(held)} before it was read."
+        yield Finding(8, sentence, evidence, _FIX_CLIENT, "warn")
+        return
+    until = token.arrival_ns or 0
+    if sent is not None:
+        until = sent[_position(found, token)][0]
+    why, explains = _step_before(found, until, gap)
+    if sent is None and not explains:
+        unseen = "the server's writes were not seen: it may have been late, or what is between it and here"
+        yield Finding(8, f"{came}{usual}.", "; ".join(filter(None, (why, unseen))), "", "unknown")
+        return
+    yield Finding(6, f"{came}{usual}.", why, "", "ok")
+
+
+def _latest(found: Analysis) -> tuple[TokenRow, list[int]] | None:
+    """The token that came late and the intervals of all of them, if one did."""
     rows = [t for t in found.tokens if t.itl_ns is not None]
     if len(rows) < 5:
-        return
-    middle = median(t.itl_ns or 0 for t in rows)
-    worst = max(rows, key=lambda t: t.itl_ns or 0)
-    late = worst.itl_ns or 0
-    if late > 3 * middle and late - middle > 20 * _SMALL_NS:
-        sentence = (
-            f"Token {worst.index} {worst.text!r} came {duration(late)} after the one before, the median is "
-            f"{duration(middle)}."
-        )
-        yield Finding(6, sentence, _step_before(found, worst.arrival_ns or 0), "", "ok")
+        return None
+    between = [t.itl_ns or 0 for t in rows]
+    middle, late = median(between), max(between)
+    if late <= 3 * middle or late - middle <= 20 * _SMALL_NS:
+        return None
+    return rows[between.index(late)], between
 
 
-def _step_before(found: Analysis, arrival_ns: int) -> str:
-    ended = [s for s in found.steps if s.start_ns + s.wall_ns <= arrival_ns]
+def _position(found: Analysis, token: TokenRow) -> int:
+    """Which of the pieces of text it came with."""
+    return sum(t.arrival_ns is not None for t in found.tokens[: found.tokens.index(token)])
+
+
+def _held_on_the_way(found: Analysis, sent: list[Write], late: tuple[TokenRow, list[int]]) -> int:
+    """How long the late token was under way, ns, if that is most of why it was late; else 0."""
+    token = late[0]
+    held = held_ns(sent, text_arrivals(found.main.view))[_position(found, token)]
+    return held if 2 * held > (token.itl_ns or 0) else 0
+
+
+def _step_before(found: Analysis, until_ns: int, late_ns: int) -> tuple[str, bool]:
+    """The step that made what was written at `until_ns`, and whether it explains most of `late_ns`."""
+    ended = [s for s in found.steps if s.start_ns + s.wall_ns <= until_ns]
     if not ended:
-        return ""
+        return "", False
     step = ended[-1]
     which = f"step {step.index}" if step.index is not None else "its step"
     also = ", with another's prompt in its batch" if step.phase == "mixed" and step.role == "decode" else ""
-    return f"{which} ({step.role or step.phase}{also}) took {duration(step.wall_ns)}"
+    took = f"{which} ({step.role or step.phase}{also}) took {duration(step.wall_ns)}"
+    if 2 * step.wall_ns > late_ns:
+        return took, True
+    if len(ended) > 1:
+        idle = step.start_ns - ended[-2].start_ns - ended[-2].wall_ns
+        if 2 * idle > late_ns:
+            return f"no step served it for {duration(idle)} before {which}", True
+    after = until_ns - step.start_ns - step.wall_ns
+    if 2 * after > late_ns:
+        return f"{took}; it was written {duration(after)} after that", False
+    return took, False
