@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_models import TEMPLATE, byte_level_tokenizer
-from support.model_folders import write_llama
+from support.model_folders import write_tiny_model
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Hugging Face folder of a two-layer Llama with random weights; starts in the time that the imports take."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    tokenizer = byte_level_tokenizer()
-    write_llama(folder, tokenizer.get_vocab_size(), tokenizer.token_to_id("<|end|>"))
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
-    return folder
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="session")

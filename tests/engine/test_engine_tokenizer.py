@@ -14,7 +14,7 @@ pytest.importorskip("tokenizers")
 
 import itertools
 
-from engine_models import TEMPLATE, byte_level_tokenizer
+from support.model_folders import TEMPLATE, byte_level_tokenizer
 
 from tokentrace.engines.local.tokenizer import Detokenizer, StopScanner, TemplateError, Tokenizer
 from tokentrace.errors import EngineError

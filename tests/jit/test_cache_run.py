@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 from ninja_modules import needs_ninja, write_module
-from support.model_folders import write_llama
+from support.model_folders import write_tiny_model
 from support.slow_engine import _FRAME
 
 from tokentrace import workflow
@@ -33,30 +32,11 @@ def change(module):
 """
 
 
-@pytest.fixture
-def tiny_folder(tmp_path: Path) -> Path:
-    """A two-layer Llama with random weights and a tokenizer of bytes."""
-    pytest.importorskip("transformers")
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(
-        [], trainers.BpeTrainer(vocab_size=257, initial_alphabet=alphabet, special_tokens=["<|end|>"])
-    )
-    folder = tmp_path / "tiny"
-    write_llama(folder, tokenizer.get_vocab_size(), tokenizer.token_to_id("<|end|>"))
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
-    return folder
-
-
 def test_the_cold_pass_pays_for_a_module_and_the_next_start_finds_it(
-    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("transformers")
+    model = write_tiny_model(tmp_path / "tiny")
     folder = write_module(tmp_path / "home", "batch_decode")
     changed = tmp_path / "site"
     changed.mkdir()
@@ -67,7 +47,7 @@ def test_the_cold_pass_pays_for_a_module_and_the_next_start_finds_it(
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path / "home"))
 
     def run() -> workflow.Run:
-        done = workflow.run(Ask("Hi", max_tokens=3), workflow.Settings(model=str(tiny_folder), save=False),
+        done = workflow.run(Ask("Hi", max_tokens=3), workflow.Settings(model=str(model), save=False),
                             workflow.Quiet())  # fmt: skip
         assert done.error is None
         return done
