@@ -42,12 +42,13 @@ def untouched(folder: Path) -> Iterator[None]:
 
 
 def store(database: Path, *kernels: tuple[str, str]) -> None:
+    hashes = [hashlib.md5(name.encode(), usedforsecurity=False).hexdigest() for name, _ in kernels]
     with closing(sqlite3.connect(database)) as connection:
         connection.executescript(SCHEMA)
         connection.executemany(
             "INSERT OR REPLACE INTO kern_db(kernel_name, kernel_args, kernel_blob, kernel_hash, uncompressed_size) "
             "VALUES(?, ?, ?, ?, ?)",
-            [(name, args, b"\x7fELF" * 50, hashlib.md5(name.encode(), usedforsecurity=False).hexdigest(), 0) for name, args in kernels],
+            [(name, args, b"\x7fELF" * 50, told, 0) for (name, args), told in zip(kernels, hashes, strict=True)],
         )  # fmt: skip
         connection.commit()
 
