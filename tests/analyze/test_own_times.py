@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.records import MS, T0, US, request_pass, three_passes
+from support.records import MS, T0, US, cold_warm_deep, request_pass, three_passes
 
 from tokentrace.analyze import Analysis, analyze
 from tokentrace.analyze._split import divide
 from tokentrace.model import IdSource, Record, Trace
-from tokentrace.probe import LayerState
+from tokentrace.probe import LEFT_OUT, LayerState
 from tokentrace.stitch import PassRecords, stitch
 
 
@@ -229,3 +229,18 @@ def test_steps_that_the_profiler_did_not_record_say_nothing_of_the_proportions()
     whole, part = shares(9), shares(3)
     assert whole[3] > 0.1
     assert part == pytest.approx(whole, abs=0.01)
+
+
+@pytest.mark.parametrize("seen", [3, 4])
+def test_what_only_the_deep_pass_saw_below_a_layer_left_out_is_unknown_and_not_nothing(seen: int) -> None:
+    gone = {5, 4, 3} - {seen}
+    passes = cold_warm_deep()
+    for one in passes:
+        one.records = [record for record in one.records if record.layer not in gone]
+        one.states = [LayerState(s.layer, "unseen", LEFT_OUT) if s.layer in gone else s for s in one.states]
+    found = analyze(stitch(passes, ids=IdSource(1)))
+    check_sums(found)
+    assert found.main.name == "warm" and found.operators, "the deep pass saw operators"
+    layers = {layer.layer.number: layer for layer in found.layers}
+    assert layers[seen].own_ns is None and layers[seen].source == "seen only in the deep pass"
+    assert layers[6].holds == [5, 4, 3], "the steps hold the time of all three"

@@ -310,11 +310,11 @@ def test_no_call_of_a_program_is_hidden_without_a_word(opened: Callable[..., Ope
 def test_time_that_holds_layers_left_out_says_so_wherever_it_is_shown(opened: Callable[..., Opened]) -> None:
     ids = IdSource(4)
     one = opened(stitch([without_layers((5, 4, 3, 2, 1), ids=ids)], ids=ids, meta={"prompt": "Hi", "mode": "local"}))
-    word = "with layers 5 to 3, left out"
+    word = "with layers 5 to 3, not told apart"
     for place in ("#headline .legend", "#lane-6", "#layers [data-layer='6']"):
         assert word in one.page.locator(place).inner_text(), place
     assert one.page.locator("#lane-6 .spent b").first.inner_text().startswith("≤ ")
     assert "≤ time of the engine queue" in one.page.locator("#lanes .note").inner_text()
     assert word in (one.page.locator("#headline .whole button[data-layer='6']").get_attribute("title") or "")
     assert "≤" not in one.page.locator("#lane-7").inner_text()
-    assert "left out" not in opened(three_passes()).page.locator("main").inner_text()
+    assert "told apart" not in opened(three_passes()).page.locator("main").inner_text()

@@ -13,6 +13,7 @@ from tokentrace.model import DOWN, UP, Trace
 from tokentrace.probe import LEFT_OUT
 
 MEASURED, PROPORTIONS = "measured", "deep proportions"
+_DEEP_ONLY = "seen only in the deep pass"
 #: Each one's spans hold those of the next: a step of the engine, the model, its operators, their kernels.
 _NESTED = (6, 5, 4, 3)
 _RANK = {"seen": 0, "idle": 1, "unseen": 2}
@@ -33,7 +34,8 @@ class LayerTimes:
     evidence_pass: str
     hidden: list[str] = field(default_factory=list)  # directions in which it ran, but only while a lower layer did
     facts: dict[str, Any] = field(default_factory=dict)  # numbers and short texts of its probe
-    holds: list[int] = field(default_factory=list)  # layers below that the user left out: their time is in its own
+    #: Layers below whose time is in its own: nobody looked into them, or only the deep pass did.
+    holds: list[int] = field(default_factory=list)
 
     @property
     def own_ns(self) -> int | None:
@@ -89,12 +91,13 @@ def layer_times(
 
 
 def _say_what_is_held(layers: list[LayerTimes]) -> None:
-    """Nobody looked into layers that the user left out: the next one above that was seen has their time in its own."""
+    """Nobody looked into layers that the user left out, and of one below them that only the deep pass saw no part of the
+    main pass's time is known: the next one above that was seen has their time in its own."""
     held: list[int] = []
     by_number = {one.layer.number: one for one in layers}
     for number in reversed(_NESTED):
         one = by_number[number]
-        if one.reason == LEFT_OUT:
+        if one.reason == LEFT_OUT or one.source == _DEEP_ONLY:
             held.insert(0, number)
         else:
             if held and one.status == "seen" and one.own_ns:
@@ -118,7 +121,7 @@ def _unknown(number: int, status: str, counts: list[tuple[int, int]], shared: Ma
         return ""  # cache look-ups are instants: that they took nothing is known
     if not any(timed for _, timed in counts):
         return "seen from outside, without times"
-    return "" if number == 2 else "seen only in the deep pass"
+    return "" if number == 2 else _DEEP_ONLY
 
 
 def _counts(trace: Trace, view: PassView) -> dict[int, tuple[int, int]]:

@@ -118,8 +118,9 @@ def _part(trace: Trace, row: int, known: dict[int, tuple[Part, int]]) -> tuple[P
 def by_proportions(
     light: Mapping[Part, Mapping[Place, int]], deep: Mapping[Part, Mapping[Place, int]]
 ) -> dict[Place, int] | None:
-    """The light pass's time of layers 5 to 3, shared out; None when the deep pass shows no more than the light one."""
-    if not any(place[0] < 5 for places in deep.values() for place in places):
+    """The light pass's time of layers 5 to 3, shared out; None when the deep pass shows no more than the light one, and
+    when the light one has no such time: without a look at layer 5 it lies in the engine's steps, undivided."""
+    if not light or not any(place[0] < 5 for places in deep.values() for place in places):
         return None
     result: dict[Place, int] = {}
     for (name, phase), places in light.items():

@@ -108,10 +108,7 @@ class Page:
             self._line(text, "dim", indent=6, label="~")
         for row in layers:
             if row.holds:
-                below = listed([str(number) for number in row.holds])
-                which = f"layer {below}" if len(row.holds) == 1 else f"layers {below}"
-                self._line(f"{row.title}: holds the time of {which} too, which --layers left out", "dim", indent=6,
-                           label="≤" if self.unicode else "<=")  # fmt: skip
+                self._line(f"{row.title}: {_held(row, layers)}", "dim", indent=6, label="≤" if self.unicode else "<=")
         if any(row.hidden for row in layers):
             self._line("ran only while a layer nearer the chip was at work", "dim", indent=6, label="0 ns")
         self._line()
@@ -276,6 +273,17 @@ def _cells(row: LayerRow) -> Iterable[tuple[tuple[str, ...], str]]:
     up = "–" if row.own_ns_up is None else mark + duration(row.own_ns_up)
     yield (name, clean(f"↓ {row.form_in} → {row.form_out}"), down, part, spans), ""
     yield ("", clean(f"↑ {row.form_up_in} → {row.form_up_out}"), up, "", ""), ""
+
+
+def _held(row: LayerRow, layers: Sequence[LayerRow]) -> str:
+    """Whose time is in this layer's own, and why."""
+    below = listed([str(number) for number in row.holds])
+    which = f"layer {below}" if len(row.holds) == 1 else f"layers {below}"
+    gone = [one.layer for one in layers if one.layer in row.holds and one.status == "unseen"]
+    why = f"as --layers left out {listed([str(number) for number in gone])}"
+    if len(gone) == len(row.holds):
+        why = "which --layers left out"
+    return f"holds the time of {which} too, {why if gone else 'which only the deep pass saw'}"
 
 
 def _of_calls(report: Report) -> bool:

@@ -29,12 +29,12 @@ export function share(part, whole) {
   return value < 9.95 ? `${value.toFixed(1)} %` : `${value.toFixed(0)} %`;
 }
 
-/** What a layer's time holds beside its own, where the layers below were left out; "" where it is its own alone. */
+/** What a layer's time holds beside its own, where the layers below were left out or only the deep pass saw them; "" where it is its own alone. */
 export function held(row) {
   const below = row.holds ?? [];
   if (!below.length) return "";
   const last = below[below.length - 1];
-  return below.length < 2 ? `with layer ${last}, left out` : `with layers ${below[0]} ${below.length > 2 ? "to" : "and"} ${last}, left out`;
+  return below.length < 2 ? `with layer ${last}, not told apart` : `with layers ${below[0]} ${below.length > 2 ? "to" : "and"} ${last}, not told apart`;
 }
 
 export function count(number, one, many = `${one}s`) {

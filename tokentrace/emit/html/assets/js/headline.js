@@ -134,7 +134,7 @@ export function jump(target, go) {
   return h("button.link", { type: "button", title: target.label, click: () => go.toRow(target.row) }, "Show it");
 }
 
-/** "engine queue (with layers 5 to 3, left out)" */
+/** "engine queue (with layers 5 to 3, not told apart)" */
 const named = (row) => (held(row) ? `${row.title} (${held(row)})` : row.title);
 
 /** `told`: wall_ns and unattributed_ns of what the rows are parts of. */

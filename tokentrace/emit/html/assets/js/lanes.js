@@ -178,7 +178,7 @@ function ofNobody(now) {
 
 function note(now) {
   const holder = now.layers.find(held);
-  if (holder) return h("p.note", {}, `≤ time of the ${holder.title} ${held(holder)} by --layers: nothing looked into ${holder.holds.length > 1 ? "those" : "that one"}.`);
+  if (holder) return h("p.note", {}, `≤ time of the ${holder.title} ${held(holder)}.`);
   if (!now.estimated) return null;
   if (now.layers.some((lane) => lane.own_source === "parted as the spans shown")) return h("p.note", {}, "~ both ways together are the recording's own time; they are parted as in the spans shown.");
   return h("p.note", {}, `~ time of the ${now.pass.name} pass, shared out over layers 5 to 3 in the proportions of the deep pass, which looked inside.`);
