@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tokentrace.analyze import Analysis, PassTimes
 from tokentrace.compare.noise import Scatter, Slot, Slots, drift, scatter
 from tokentrace.compare.processor import Processor, of_rows
-from tokentrace.compare.tree import STEP, Merged, Node, build, merge
+from tokentrace.compare.tree import STEP, Merged, Node, below, build, merge
 
 if TYPE_CHECKING:
     from tokentrace.importers import Imported
@@ -126,7 +126,7 @@ def of_pass(trace: Trace, found: Analysis, name: str, label: str, whole: bool = 
     seeing = _seeing(found, one) if whole else None
     exchange = one.view.exchange
     walls = _step_walls(one)
-    children = trace.children()
+    children = below(trace)
     main = build(trace, one, children)
     deep = None if seeing is None else main if seeing is one else build(trace, seeing, children)
     sample = Sample(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
@@ -36,12 +36,11 @@ _MAX_ALIGNED = 600
 
 @dataclass(slots=True)
 class Node:
-    """One place in the tree. `own` and `total` are ns by slot: own time, and from start to end."""
+    """One place in the tree. `own` is its own time, ns by slot."""
 
     name: str
     layer: int
     own: dict[Slot, int] = field(default_factory=dict)
-    total: dict[Slot, int] = field(default_factory=dict)
     children: dict[tuple[str, int], Node] = field(default_factory=dict)
 
 
@@ -64,23 +63,32 @@ def same_name(name: str) -> str:
     return _IDS.sub("#", name)
 
 
-def build(trace: Trace, one: PassTimes, children: Sequence[Sequence[int]] | None = None) -> Node:
+def below(trace: Trace) -> dict[int, list[int]]:
+    """Rows of the children of the rows that have any, in row order. Most spans have none."""
+    found: dict[int, list[int]] = {}
+    for row, parent in enumerate(trace.parent):
+        if parent >= 0:
+            found.setdefault(parent, []).append(row)
+    return found
+
+
+def build(trace: Trace, one: PassTimes, children: Mapping[int, Sequence[int]]) -> Node:
     """The tree of a pass. Power, and spans that only say that a layer was not seen, are left out.
 
-    `children` is `trace.children()`, where it is known already."""
-    own, children = one.own_by_row, trace.children() if children is None else children
+    `children` is `below(trace)`, which serves all passes."""
+    own = one.own_by_row
     top = one.view.chat if one.view.chat >= 0 else one.view.row
     # The request's own span has the model's name in it, which may be another one on the other side.
     root = Node("chat" if top == one.view.chat else "pass", trace.layer[top])
     names = {code: same_name(name) for code, name in enumerate(trace.names)}
     steps: dict[tuple[str, str], int] = {}
     stack: list[tuple[int, Node, Slot, bool]] = [(one.view.row, root, _ONCE, False)]
-    _note(root, _ONCE, own.get(top, 0), trace.end_ns[top] - trace.start_ns[top])
+    _note(root, _ONCE, own.get(top, 0))
     while stack:
         parent, node, slot, in_step = stack.pop()
         met: dict[str, int] = {}
-        counts = Counter(() if in_step else (names[trace.name[row]] for row in children[parent]))
-        for row in sorted(children[parent], key=trace.start_ns.__getitem__):  # of one start, in row order
+        counts = Counter(() if in_step else (names[trace.name[row]] for row in children.get(parent, ())))
+        for row in sorted(children.get(parent, ()), key=trace.start_ns.__getitem__):  # of one start, in row order
             name, layer = names[trace.name[row]], trace.layer[row]
             if layer == 1 or name in MARKS:
                 continue
@@ -103,16 +111,15 @@ def build(trace: Trace, one: PassTimes, children: Sequence[Sequence[int]] | None
             child = node.children.get(key)
             if child is None:
                 child = node.children[key] = Node(key[0], layer)
-            _note(child, mine, own.get(row, 0), trace.end_ns[row] - trace.start_ns[row])
-            if children[row]:
+            _note(child, mine, own.get(row, 0))
+            if row in children:
                 stack.append((row, child, mine, inside))
     return root
 
 
-def _note(node: Node, slot: Slot, own_ns: int, total_ns: int) -> None:
+def _note(node: Node, slot: Slot, own_ns: int) -> None:
     if own_ns:
         node.own[slot] = node.own.get(slot, 0) + own_ns
-    node.total[slot] = node.total.get(slot, 0) + total_ns
 
 
 def merge(trees: Sequence[Node]) -> Merged:
