@@ -169,7 +169,11 @@ def _chat_attributes(x: Exchange) -> Iterator[tuple[str, Any]]:
 def _events(x: Exchange) -> Iterator[Event]:
     index = -1
     for chunk in x.chunks[:_MAX_EVENTS]:
-        if chunk.kind in TOKEN_KINDS and chunk.choice == 0:
+        if chunk.kind in TOKEN_KINDS and chunk.choice == 0 and not x.streamed:
+            # All tokens in one piece, which has a time and they have none.
+            held: dict[str, Any] = {"tokentrace.text": chunk.text[:500], "tokentrace.bytes": chunk.size_bytes}
+            yield Event("tokentrace.reply", chunk.time_ns, held)
+        elif chunk.kind in TOKEN_KINDS and chunk.choice == 0:
             index += 1
             yield Event(
                 "tokentrace.token",
@@ -185,7 +189,7 @@ def _events(x: Exchange) -> Iterator[Event]:
         elif chunk.kind == "keepalive":
             yield Event("tokentrace.keepalive", chunk.time_ns, {"tokentrace.bytes": chunk.size_bytes})
         elif chunk.kind in ("role", "finish", "usage", "error", "done"):
-            held: dict[str, Any] = {"tokentrace.bytes": chunk.size_bytes}
+            held = {"tokentrace.bytes": chunk.size_bytes}
             if chunk.kind in ("finish", "error") and chunk.text:
                 held["tokentrace.text"] = chunk.text[:500]
             yield Event(f"tokentrace.{chunk.kind}", chunk.time_ns, held)

@@ -107,10 +107,10 @@ class Exchange:
     def ttft_ns(self) -> int | None:
         """Request start to the first chunk with content; a role chunk or a comment does not count.
 
-        None where nobody asked for a stream: when the first token was made is not known then.
+        None where the reply was not streamed, also where a stream was asked for: no token has a time of its own then.
         """
         times = self.token_times_ns
-        return times[0] - self.start_ns if times and (self.streamed or self.request.get("stream")) else None
+        return times[0] - self.start_ns if times and self.streamed else None
 
     @property
     def inter_token_ns(self) -> list[int]:

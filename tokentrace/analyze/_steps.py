@@ -39,7 +39,8 @@ class StepRow:
 
 @dataclass(slots=True)
 class TokenRow:
-    """One token of the reply. `arrival_ns` after the request's start; None when it came with another's chunk."""
+    """One token of the reply. `arrival_ns` after the request's start; None when it came with another's chunk, or with
+    a reply that was not streamed."""
 
     index: int
     text: str
@@ -132,8 +133,12 @@ def tokens(trace: Trace, view: PassView) -> list[TokenRow]:
     """The reply's tokens as they arrived, with their ids where the tokenizer was seen.
 
     Without a look at the tokenizer a row is a chunk, which may hold several tokens. Ids are given only where tokens
-    and chunks can be told to be the same ones: as many tokens with text as chunks with text.
+    and chunks can be told to be the same ones: as many tokens with text as chunks with text. A reply that was not
+    streamed is one row, and has no time of its own.
     """
+    if view.exchange.get("streamed") is False:
+        whole = "".join(str(text) for _, text in view.exchange.get("chunks", ()))
+        return [TokenRow(0, whole, None, None, None)] if whole else []
     chunks = [(int(at), str(text)) for at, text in view.exchange.get("chunks", ()) if text]
     known = decoded(trace, view)
     shown = [token for token in known if token[1]]

@@ -38,6 +38,7 @@ def exchange_facts(exchange: Exchange) -> dict[str, Any]:
         "request_bytes": exchange.request_bytes,
         "response_bytes": exchange.response_bytes,
         "chunk_count": len(exchange.chunks),
+        "streamed": exchange.streamed,
         "chunks": [[c.time_ns - exchange.start_ns, c.text] for c in chunks[:MAX_CHUNKS]],
         "error": str(error) if error is not None else "",
         "error_layer": error.layer if error is not None else 0,
