@@ -170,6 +170,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path: Path) -> N
         (("--otlp_traces_endpoint=127.0.0.1:5317", "--port", "8000"), "127.0.0.1:5317", 5317),
         (("--otlp-traces-endpoint", "http://localhost:5318/v1/traces"), "http://localhost:5318/v1/traces", 5317),
         (("--otlp-traces-endpoint", "http://localhost"), "http://localhost", 4317),
+        (("--otlp-traces-endpoint=x:1", "--otlp-traces-endpoint", "127.0.0.1:5317", "model"), "127.0.0.1:5317", 5317),
         ((), "", 0),
     ],
 )

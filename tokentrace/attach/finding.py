@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from itertools import pairwise
 
 from tokentrace.attach import roles, sockets, versions
 from tokentrace.attach.asked import Told, ask
@@ -17,6 +16,7 @@ from tokentrace.client.causes import one_line
 from tokentrace.client.settings import Endpoint
 from tokentrace.errors import AttachError
 from tokentrace.host import proc
+from tokentrace.host.flags import flags_of
 
 #: Where vLLM serves when it is not told (vllm/entrypoints/openai/cli_args.py).
 _DEFAULT_PORT = 8000
@@ -112,9 +112,9 @@ def _front(top: roles.Looked, engine: str) -> tuple[Endpoint | None, str]:
     held = set().union(*sockets.holders({one.inode for one in listening}, {top.pid, *fronts}).values())
     theirs = sorted((one for one in listening if one.inode in held), key=lambda one: one.port)
     named = _port_of(top)
-    flags = {word.partition("=")[0] for word in top.arguments}
+    flags, _ = flags_of(top.arguments)
     # A file may name another port than the default one.
-    expected = named or (_DEFAULT_PORT if engine == "vllm" and "--config" not in flags else 0)
+    expected = named or (_DEFAULT_PORT if engine == "vllm" and "config" not in flags else 0)
     for one in theirs:
         if one.port == expected:
             return _endpoint_at(one), ""
@@ -123,19 +123,15 @@ def _front(top: roles.Looked, engine: str) -> tuple[Endpoint | None, str]:
             endpoint = _endpoint_at(one)
             if ask(endpoint).serves:
                 return endpoint, ""
-    if not roles.engine_of(top) or flags & {"--headless", "--uds"}:
+    if not roles.engine_of(top) or flags.keys() & {"headless", "uds"}:
         return None, ""  # the engine without HTTP, or on a unix socket
     return None, f"its API does not listen{f' on port {expected}' if expected else ''} yet"
 
 
 def _port_of(top: roles.Looked) -> int:
     """The port on the command line, 0 when it names none."""
-    for word, following in pairwise([*top.arguments, ""]):
-        name, equals, value = word.partition("=")
-        if name == "--port":
-            text = value if equals else following
-            return int(text) if text.isascii() and text.isdigit() else 0
-    return 0
+    text = flags_of(top.arguments)[0].get("port", "").partition(" ")[0]
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def _endpoint_at(one: sockets.Listener) -> Endpoint:

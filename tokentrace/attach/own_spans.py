@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from tokentrace.attach.found import Depth, Found
 from tokentrace.host import proc
+from tokentrace.host.flags import flags_of
 
 if TYPE_CHECKING:
     from tokentrace.receive import Receiver
@@ -27,11 +27,7 @@ def endpoint_of(found: Found) -> str | None:
             return None
         if len(words) < 2:
             return None  # it has renamed itself
-        for word, following in pairwise([*words, ""]):
-            name, equals, value = word.partition("=")
-            if name.replace("_", "-") == FLAG:
-                return value if equals else following
-        return ""
+        return flags_of(words)[0].get(FLAG.removeprefix("--"), "").partition(" ")[0]
     return None
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from tokentrace.doctor.machine.view import View
+from tokentrace.host.flags import flags_of
 
 #: Configuration files are small; a larger one is not read.
 _MAX_CONFIG = 2**20
@@ -32,23 +32,9 @@ class Command:
 
 
 def parse(command: Sequence[str]) -> Command:
-    """vLLM's and SGLang's command lines: --name value, --name=value, --name; underscores count as dashes."""
+    """vLLM's and SGLang's command lines."""
     engine = next((e for e in ("vllm", "sglang") if any(e in part.lower() for part in command[:4])), "")
-    flags: dict[str, str] = {}
-    rest: list[str] = []
-    at = 0
-    while at < len(command):
-        part = command[at]
-        at += 1
-        if not part.startswith("--"):
-            rest.append(part)
-            continue
-        name, equals, value = part[2:].partition("=")
-        if not equals:
-            values = list(takewhile(lambda v: not v.startswith("--"), command[at:]))  # a list takes several
-            value = " ".join(values)
-            at += len(values)
-        flags[name.replace("_", "-")] = value
+    flags, rest = flags_of(command)
     model = (flags.get("model") or flags.get("model-path") or "").partition(" ")[0]
     if not model and "serve" in rest and rest.index("serve") + 1 < len(rest):
         model = rest[rest.index("serve") + 1]
