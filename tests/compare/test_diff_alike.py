@@ -13,8 +13,6 @@ from tokentrace.model import IdSource
 from tokentrace.report import build
 from tokentrace.stitch import stitch
 
-MS = 1_000_000
-
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:

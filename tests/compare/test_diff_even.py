@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from test_diff_structure import MS, sample, trace
+from test_diff_structure import MS, T0, sample, trace
 
 from tokentrace.analyze import analyze
 from tokentrace.compare import compare_samples
 from tokentrace.compare.evenness import even_of
-from tokentrace.compare.processor import Processor, hint
+from tokentrace.compare.processor import Processor, hint, of_rows
 from tokentrace.compare.sample import Sample, of_pass
-from tokentrace.model import Trace
+from tokentrace.energy.device import Tokens, Window
+from tokentrace.model import IdSource, Trace
+from tokentrace.probes._cpu import CpuReading, CpuWatch
+from tokentrace.probes._power_report import cpu_record
 from tokentrace.wording import duration
 
 
@@ -119,6 +123,17 @@ def test_processor_time_hints_at_the_reason(base: tuple[Any, ...], new: tuple[An
     assert text.startswith(told), text
     assert duration(base[0] * 1e9) in text and duration(new[0] * 1e9) in text
     assert hint(None, Processor(*new)) == hint(Processor(*base), Processor(*base)) == ""
+
+
+def test_what_the_power_layer_keeps_of_the_processor_is_what_a_comparison_reads() -> None:
+    second, watch = 10**9, CpuWatch(pids=(os.getpid(),))
+    watch.readings = [CpuReading(T0, 2.0, 50.0, 3000.0), CpuReading(T0 + 2 * second, 3.0, 53.5, 3000.0)]
+    record = cpu_record(watch, Window(T0, T0 + 2 * second, "chat"), Tokens(4, "usage"), "no sensor")
+    assert record is not None
+    made = Trace(ids=IdSource(1))
+    made.add("pass once", 0, T0, T0 + 2 * second, -1, envelope=True)
+    made.add(record.name, record.layer, record.start_ns, record.end_ns, 0, record.attributes)
+    assert of_rows(made, range(len(made))) == Processor(1.0, 3.5, 2.0, int(record.attributes["tokentrace.cpu.cores"]))
 
 
 def test_a_large_difference_within_the_noise_of_single_runs_says_how_to_know() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,22 @@ def test_operators_outside_of_any_module_are_told_as_that() -> None:
     }
     assert labels["layers.1.mlp"] == "layers.1.mlp"
     assert any("(no module)" in line and "without the modules inside" in line for line in lines(found))
+
+
+def test_the_page_s_heading_is_the_finding_however_its_parts_are_called(tmp_path: Path) -> None:
+    """The name of a part may look like the end of a sentence."""
+    sides = []
+    for seed, level, encode in ((1, 1.0, 200_000), (2, 3.0, 2 * MS)):
+        made = trace(encode=encode)
+        made.names[made.names.index("encode")] = "read cfg. json"
+        sides.append(stretched(made, wavy(seed, level)))
+    found = compare_samples(sides[:1], sides[1:])
+    assert found.verdict.status == "shifted" and "`read cfg. json` took" in found.verdict.headline
+    write_diff(found, tmp_path / "x.html")
+    heading, after = re.findall(r"<h1>(.*?)</h1><p>(.*?)</p>", (tmp_path / "x.html").read_text())[0]
+    assert "`read cfg. json` took" in heading and heading.endswith("beyond noise.")
+    assert after.startswith("As a whole the new side took") and f"{heading} {after}" == found.verdict.sentence
+    assert found.to_json()["verdict"]["sentence"] == f"{found.verdict.headline} {found.verdict.more}"
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])

@@ -1,6 +1,7 @@
 """The whole comparison as data: what the terminal prints, the page shows and `--json` gives.
 
-    schema, verdict {status, sentence, layer, layer_label, level, key, contributor}, noise {method, known, sentence},
+    schema, verdict {status, sentence (headline and more), headline, more, layer, layer_label, level, key, contributor,
+    fix}, noise {known, sentence},
     per_token {base_ns, new_ns, change} or null, unlike [text] (what was not the same work, told in the verdict),
     base / new {measurements [{label, kind, pass, deep_pass, wall_ns, ttft_ns, tokens}], median_wall_ns},
     wall, ttft (rows or null), even {main, deep, spread} (the share by which all parts changed alike),
@@ -87,11 +88,15 @@ class Diff:
             return self.wall.difference_ns > ns
         return share is not None and self.wall.change is not None and self.wall.change > share
 
+    @property
+    def title(self) -> str:
+        """What the first table is about."""
+        return "Request" if self.base[0].kind != "import" else "Recording"
+
     def to_json(self) -> dict[str, Any]:
-        verdict = {name: getattr(self.verdict, name) for name in self.verdict.__slots__}
         return {
             "schema": SCHEMA,
-            "verdict": verdict,
+            "verdict": self.verdict.as_dict(),
             "noise": {"known": self.noise_known, "sentence": self.noise},
             "base": _side(self.base, self.wall.base_ns),
             "new": _side(self.new, self.wall.new_ns),
@@ -167,9 +172,10 @@ def compare_samples(base: Sequence[Sample], new: Sequence[Sample]) -> Diff:
     ttft = ttft_row(base, new, even)
     if verdict.status == "same" and ttft is not None and ttft.beyond_noise:
         sooner = "later" if ttft.difference_ns > 0 else "sooner"
-        verdict.sentence += f" The first token came {amount(ttft)} {sooner}, which is beyond noise."
+        verdict.more = f"{verdict.more} The first token came {amount(ttft)} {sooner}, which is beyond noise.".strip()
     if unlike:
-        verdict.sentence = f"Not alike: {listed(unlike)}. {verdict.sentence}{_a_token(per_token)}"
+        verdict.headline = f"Not alike: {listed(unlike)}. {verdict.headline}"
+        verdict.more = f"{verdict.more} {_a_token(per_token)}".strip()
     if lost:
         for row in (wall, *([ttft] if ttft is not None else []), *(row for rows in levels.values() for row in rows)):
             row.beyond_noise = None
@@ -193,7 +199,7 @@ def _a_token(found: PerToken | None) -> str:
     if found is None:
         return ""
     return (
-        f" A token after the first took {duration(found.new_ns)} instead of {duration(found.base_ns)} "
+        f"A token after the first took {duration(found.new_ns)} instead of {duration(found.base_ns)} "
         f"({found.change:+.1%})."
     ).replace("%", " %")
 

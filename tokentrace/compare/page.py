@@ -88,13 +88,9 @@ def _table(label: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> s
 
 def write_diff(found: Diff, path: Path) -> None:
     """The comparison as a page. Raises UsageError when the file cannot be written."""
-    sentence = found.verdict.sentence
-    long = found.verdict.status == "unknown" or (found.verdict.status == "shifted" and found.verdict.fix)
-    if long and not found.unlike:  # what would tell more stands below
-        sentence, _, more = sentence.partition(". ")
-        parts = [f"<h1>{text(sentence.rstrip('.'))}.</h1>", f"<p>{text(more)}</p>" if more else ""]
-    else:
-        parts = [f"<h1>{text(sentence)}</h1>"]
+    parts = [f"<h1>{text(found.verdict.headline)}</h1>"]
+    if found.verdict.more:
+        parts.append(f"<p>{text(found.verdict.more)}</p>")
     if found.verdict.fix:
         before, colon, command = found.verdict.fix.partition(": ")
         parts.append(f"<p>To know: {text(before + colon)}<code>{text(command)}</code></p>")
@@ -102,8 +98,7 @@ def write_diff(found: Diff, path: Path) -> None:
         parts.append(f"<p><b>{name}</b> {text(', '.join(map(_sample, samples)))}</p>")
     parts.append(f'<p class="dim">Noise: {text(found.noise)}.</p>')
     parts += [f"<p>Note: {text(note)}.</p>" for note in found.notes]
-    title = "Request" if found.base[0].kind != "import" else "Recording"
-    parts.append(_rows(title, [row for row in (found.wall, found.ttft) if row is not None]))
+    parts.append(_rows(found.title, [row for row in (found.wall, found.ttft) if row is not None]))
     for level, rows in found.levels.items():
         if rows:
             parts.append(_rows(TITLES[level] + _pass(found, level), rows))

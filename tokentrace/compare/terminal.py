@@ -54,8 +54,7 @@ class _Printer:
         self._line(f"noise {found.noise}", "dim")
         for note in found.notes:
             self._line(f"note  {note}", "yellow")
-        title = "Request" if found.base[0].kind != "import" else "Recording"
-        self._table(title, [row for row in (found.wall, found.ttft) if row is not None], len(found.levels))
+        self._table(found.title, [row for row in (found.wall, found.ttft) if row is not None], len(found.levels))
         for level, rows in found.levels.items():
             if rows:
                 self._table(TITLES[level] + _pass(found, level), rows, _SHOWN[level])

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from tokentrace.compare.processor import hint
 from tokentrace.compare.rows import Row
@@ -31,17 +32,27 @@ class Verdict:
     `shifted` is also said where of the whole it cannot be told, since most parts changed alike, but one stands out.
 
     `layer` is the number of the layer named, 0 for time of no layer, None when none is; `level` and `key` tell the
-    contributor's row; `fix` says what would make it known, where it is not.
+    contributor's row; `fix` says what would make it known, where it is not. `headline` is the finding, `more` the
+    sentences that explain it, if any.
     """
 
     status: str
-    sentence: str
+    headline: str
     layer: int | None = None
     layer_label: str = ""
     level: str = ""
     key: str = ""
     contributor: str = ""
     fix: str = ""
+    more: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """All that is said."""
+        return f"{self.headline} {self.more}".strip()
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"sentence": self.sentence} | {name: getattr(self, name) for name in self.__slots__}
 
 
 def judge(wall: Row, levels: dict[str, list[Row]], base: Sequence[Sample], new: Sequence[Sample]) -> Verdict:
@@ -90,7 +101,7 @@ def judge(wall: Row, levels: dict[str, list[Row]], base: Sequence[Sample], new: 
     if split is not None and top.layer <= 5 and abs(split.extra_ns) >= _ALONE * abs(top.difference_ns):
         verdict.layer, verdict.layer_label = 6, "the engine queue (layer 6)"
         verdict.level, verdict.key, verdict.contributor = "steps", split.phase, split.sentence
-        verdict.sentence = (
+        verdict.headline = (
             f"{text}: {verdict.layer_label} {split.sentence}, and these steps took {duration(abs(split.extra_ns))} "
             f"{'more' if sign > 0 else 'less'}, most of it in {top.label}."
         )
@@ -99,9 +110,9 @@ def judge(wall: Row, levels: dict[str, list[Row]], base: Sequence[Sample], new: 
     where = f"{top.label} took {duration(abs(top.difference_ns))} {took}"
     verdict.level, verdict.key, verdict.contributor = _contributor(top, levels, base, new)
     joint = ": " if status != "shifted" else ", but "
-    verdict.sentence = f"{text}{joint}{where}{', ' + verdict.contributor if verdict.contributor else ''}"
+    verdict.headline = f"{text}{joint}{where}{', ' + verdict.contributor if verdict.contributor else ''}"
     others = [f"{row.label} ({signed(row)})" for row in layers if row is not top][:2]
-    verdict.sentence += f"; also {listed(others)}." if others else "."
+    verdict.headline += f"; also {listed(others)}." if others else "."
     return verdict
 
 
@@ -138,9 +149,10 @@ def _even(wall: Row, standing: tuple[str, Row] | None, base: Sequence[Sample], n
         "one run a side cannot tell a busier or slower machine from a change to what all parts share "
         "(threads, precision, device)."
     )
-    told = f" {told}" if (told := hint(base[0].processor, new[0].processor)) else ""
+    told = hint(base[0].processor, new[0].processor)
+    fix = _several(base, new)
     if standing is None:
-        return Verdict("unknown", f"T{whole}, all its parts alike: {cause}{told}", fix=_several(base, new))
+        return Verdict("unknown", f"T{whole}, all its parts alike: {cause}", fix=fix, more=told)
     level, row = standing
     label = row.label if level == "layers" else f"the {by_number(row.layer).title} (layer {row.layer})"
     change = f"{duration(abs(row.difference_ns))} {'more' if row.difference_ns > 0 else 'less'}"
@@ -150,12 +162,14 @@ def _even(wall: Row, standing: tuple[str, Row] | None, base: Sequence[Sample], n
     large = abs(row.difference_ns) >= _STANDS * min(wall.base_ns or 0, wall.new_ns or 0)
     if large:
         where = f"{label} took" if level == "layers" else f"in {label} {name} took"
-        text = f"{where} {change}, beyond noise. As a whole t{whole}, and its other parts changed alike: {cause}{told}"
+        text = f"{where} {change}, beyond noise."
+        more = f"As a whole t{whole}, and its other parts changed alike: {cause} {told}"
     else:
-        text = f"T{whole}, nearly all its parts alike: {cause}{told} Beyond that {name} took {change}."
+        text = f"T{whole}, nearly all its parts alike: {cause}"
+        more = f"{told} Beyond that {name} took {change}."
     return Verdict(
         "shifted" if large else "unknown", text[0].upper() + text[1:], row.layer, label, level, row.key,
-        f"{name} ({signed(row)})", _several(base, new),
+        f"{name} ({signed(row)})", fix, more.strip(),
     )  # fmt: skip
 
 
@@ -175,7 +189,8 @@ def cannot_tell(lost: Sequence[str], wall: Row) -> Verdict:
     """A side is not whole: what is gone may have been the difference, whatever the rest of it says."""
     return Verdict(
         "unknown",
-        f"Cannot tell: {'; '.join(lost)}. What is left differs by {signed(wall)}, which says nothing about the whole.",
+        f"Cannot tell: {'; '.join(lost)}.",
+        more=f"What is left differs by {signed(wall)}, which says nothing about the whole.",
     )
 
 
