@@ -329,10 +329,13 @@ def test_a_server_whose_temporary_files_are_its_own_is_looked_at_among_them(tmp_
     (tmp_path / "seen").mkdir()
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept/compiled").write_text("x")
-    script = f'mount --bind "{tmp_path}/kept" "{tmp_path}/seen" && echo && exec sleep 600'
+    script = f'mount --bind "{tmp_path}/kept" "{tmp_path}/seen" && echo && read end'
     for within in (["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"]):
         with subprocess.Popen(
-            [*within, "sh", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            [*within, "sh", "-c", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         ) as server:
             assert server.stdout is not None
             made = server.stdout.readline() == b"\n"
