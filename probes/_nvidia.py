@@ -63,17 +63,17 @@ def throttle_reasons(bits: int) -> tuple[str, ...]:
 
 def kernel_module_version(path: Path = Path("/proc/driver/nvidia/version")) -> str:
     """Version of the loaded NVIDIA kernel module, "" when none is loaded or it cannot be read."""
-    try:
-        match = re.search(r"Kernel Module[^\n]*?\s(\d+\.\d+(?:\.\d+)?)\s", path.read_text())
-    except OSError:
-        return ""
-    return match[1] if match else ""
+    return _found_in(path, r"Kernel Module[^\n]*?\s(\d+\.\d+(?:\.\d+)?)\s")
 
 
 def library_version(maps: Path = Path("/proc/self/maps")) -> str:
     """Version in the file name of the NVML library this process has mapped, "" when it is not mapped or unnamed."""
+    return _found_in(maps, r"libnvidia-ml\.so\.(\d+\.\d+(?:\.\d+)?)\b")
+
+
+def _found_in(path: Path, pattern: str) -> str:
     try:
-        match = re.search(r"libnvidia-ml\.so\.(\d+\.\d+(?:\.\d+)?)\b", maps.read_text())
+        match = re.search(pattern, path.read_text())
     except OSError:
         return ""
     return match[1] if match else ""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import tzinfo
 from pathlib import Path
 
@@ -79,13 +80,9 @@ def load(
     beside = Companions(zone)
     recordings = []
     for file in files:
-        try:
+        with _skipping(refused, from_folder):
             if not beside.take(file):
                 recordings.append(file)
-        except UsageError as error:
-            if not from_folder:
-                raise
-            refused.append(str(error))
     whole = STEP if step is not None else WINDOW if window is not None else RECORDING
     collected = Collected(whole)
     builder = spans.Builder(
@@ -94,26 +91,32 @@ def load(
         SHARE if len(beside) else 0,
     )
     for file in recordings:
-        try:
+        with _skipping(refused, from_folder):
             events, kind = _read(file, window, progress)
             if rank is not None and _rank(file, events) != rank:
                 collected.other_ranks.append(_rank(file, events))
                 continue
             found = analyse(events, step, whole)
-        except UsageError as error:
-            if not from_folder:
-                raise
-            refused.append(str(error))
-            continue
-        label = _label(file, events, collected.labels)
-        builder.add(label, found)
-        collected.add(label, found, kind)
+            label = _label(file, events, collected.labels)
+            builder.add(label, found)
+            collected.add(label, found, kind)
     if not collected.labels and (recordings or not len(beside)):
         raise _nothing(files, rank, refused, collected.other_ranks)
     beside.join(builder, collected)
     for text in refused:
         collected.lost.add(0, text)
     return collected.finish(builder)
+
+
+@contextlib.contextmanager
+def _skipping(refused: list[str], from_folder: bool) -> Iterator[None]:
+    """A file that came out of a folder may be strange: why it was passed over is added to `refused`."""
+    try:
+        yield
+    except UsageError as error:
+        if not from_folder:
+            raise
+        refused.append(str(error))
 
 
 def analyse(events: Events, step: int | None = None, whole: str = RECORDING) -> Analysis:
