@@ -1,5 +1,11 @@
 """What serving engines tell on /metrics, whatever they call it, by engine.
 
+Three figures of the time of a token are kept apart, as none says what another does. `inter_token_latency`: from one
+token to the next, counted for each (vLLM's older `time_per_output_token_seconds` is the same). `time_per_output_token`:
+of each request, its decoding over its tokens without the first; vLLM records 0 for a request of one token, and these
+are taken out again. `inference_per_token`: of each request, its prefill too, over all its tokens. SGLang's
+`time_per_output_token_seconds` was each of two such things in turn and is not read.
+
 Names: the local engine, vLLM (old and new ones; of two that mean the same the newer is taken), SGLang, Text Generation
 Inference, llama.cpp; those of the others are from their documentation and source. A figure that is not there stays
 unknown; it is never 0. Several engines behind one address (labels tell them apart) are kept apart: an average or a
@@ -56,15 +62,14 @@ HISTOGRAMS: Mapping[str, tuple[str, ...]] = {
         "sglang:time_to_first_token_seconds",
         "tokentrace:time_to_first_token_seconds",
     ),
-    "time_per_output_token": (
-        "vllm:request_time_per_output_token_seconds",
+    "inter_token_latency": (
         "vllm:inter_token_latency_seconds",
         "vllm:time_per_output_token_seconds",
         "sglang:inter_token_latency_seconds",
-        "sglang:time_per_output_token_seconds",
         "tokentrace:inter_token_latency_seconds",
-        "tgi_request_mean_time_per_token_duration",
     ),
+    "time_per_output_token": ("vllm:request_time_per_output_token_seconds",),
+    "inference_per_token": ("tgi_request_mean_time_per_token_duration",),
     "e2e": (
         "vllm:e2e_request_latency_seconds",
         "sglang:e2e_request_latency_seconds",
@@ -88,6 +93,14 @@ COUNTERS: Mapping[str, tuple[str, ...]] = {
     "cached_tokens": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total", "sglang:cached_tokens_total"),
     "preemptions": ("vllm:num_preemptions_total",),
 }
+#: Tokens of the requests that ended; `_sum` is read.
+SIZES: Mapping[str, tuple[str, ...]] = {
+    "prompt": ("vllm:request_prompt_tokens", "tgi_request_input_length"),
+    "generation": ("vllm:request_generation_tokens", "tgi_request_generated_tokens"),
+}
+#: Its bucket up to 1 counts the requests that had no decoding.
+_ONE_TOKEN = "vllm:request_generation_tokens_bucket"
+_OF_DECODING = ("decode", "time_per_output_token")
 #: Labels that split the figures of one engine; all others tell engines apart.
 _WITHIN = frozenset(("le", "quantile", "finished_reason", "cache_source", "method"))
 #: A cache this full makes requests wait or be preempted.
@@ -96,17 +109,21 @@ KV_WARN = 0.95
 
 @dataclass(slots=True)
 class Engine:
-    """One engine's figures at one time. `sums` holds (sum of seconds, number of requests) of each histogram."""
+    """One engine's figures at one time. `sums` holds (sum of seconds, number of observations) of each histogram,
+    `sizes` the tokens of the requests that ended, `one_token` how many of these had one at most (None: not told)."""
 
     name: str = ""  # empty when there is only one
     gauges: dict[str, float] = field(default_factory=dict)
     sums: dict[str, tuple[float, float]] = field(default_factory=dict)
     counters: dict[str, float] = field(default_factory=dict)
+    sizes: dict[str, float] = field(default_factory=dict)
+    one_token: float | None = None
 
 
 @dataclass(slots=True)
 class Change:
-    """What one engine did between two readings. `means` are seconds over `counts` requests."""
+    """What one engine did between two readings. `means` are seconds over `counts` requests (of `inter_token_latency`:
+    over so many tokens); `sizes` the tokens of those that ended, `one_token` how many of them had no decoding."""
 
     engine: Engine  # as it stood at the second reading
     means: dict[str, float] = field(default_factory=dict)
@@ -114,6 +131,8 @@ class Change:
     counters: dict[str, int] = field(default_factory=dict)
     before: dict[str, float] = field(default_factory=dict)  # gauges at the first reading, where it was there then
     restarted: bool = False
+    sizes: dict[str, int] = field(default_factory=dict)
+    one_token: int | None = None
 
     @property
     def finished(self) -> int | None:
@@ -136,6 +155,10 @@ def parse(text: str) -> list[Engine]:
                 values = samples.setdefault(labels, {})
                 # One engine's parts, such as requests by finish reason, add up.
                 values[sample.name] = values.get(sample.name, 0.0) + sample.value
+            elif sample.name == _ONE_TOKEN and _is_one(sample.labels.get("le", "")):
+                labels = tuple(sorted(item for item in sample.labels.items() if item[0] not in _WITHIN))
+                values = samples.setdefault(labels, {})
+                values[_ONE_TOKEN] = values.get(_ONE_TOKEN, 0.0) + sample.value
     _join(samples)
     names = _names(list(samples))
     return [_engine(names[labels], values) for labels, values in sorted(samples.items())]
@@ -147,8 +170,15 @@ def _known(sample: str) -> bool:
     )
 
 
+def _is_one(bound: str) -> bool:
+    try:
+        return float(bound) == 1
+    except ValueError:
+        return False
+
+
 _PLAIN = frozenset(name for table in (GAUGES, COUNTERS) for names in table.values() for name in names)
-_SUMMED = frozenset(name for names in HISTOGRAMS.values() for name in names)
+_SUMMED = frozenset(name for table in (HISTOGRAMS, SIZES) for names in table.values() for name in names)
 
 
 def _join(samples: dict[tuple[tuple[str, str], ...], dict[str, float]]) -> None:
@@ -174,6 +204,11 @@ def _engine(name: str, values: Mapping[str, float]) -> Engine:
             if f"{one}_sum" in values and f"{one}_count" in values:
                 found.sums[ours] = (values[f"{one}_sum"], values[f"{one}_count"])
                 break
+    for ours, theirs in SIZES.items():
+        for one in theirs:
+            if f"{one}_sum" in values:
+                found.sizes[ours] = values[f"{one}_sum"]
+    found.one_token = values.get(_ONE_TOKEN)
     return found
 
 
@@ -198,22 +233,37 @@ def change(before: list[Engine], after: list[Engine]) -> list[Change]:
 def _change(before: Engine | None, after: Engine) -> Change:
     was = before or Engine()
     found = Change(after, before=dict(was.gauges))
+    if after.one_token is not None and (before is None or was.one_token is not None):
+        found.one_token = round(after.one_token - (was.one_token or 0.0))
     for name, (seconds, requests) in after.sums.items():
         seconds_before, requests_before = was.sums.get(name, (0.0, 0.0))
         if requests < requests_before:
             found.restarted = True
             continue
         found.counts[name] = round(requests - requests_before)
-        if found.counts[name]:
-            found.means[name] = (seconds - seconds_before) / (requests - requests_before)
+        _mean(found, name, seconds - seconds_before)
     for name, value in after.counters.items():
         if value < was.counters.get(name, 0.0):
             found.restarted = True
         else:
             found.counters[name] = round(value - was.counters.get(name, 0.0))
+    found.sizes = {name: round(value - was.sizes.get(name, 0.0)) for name, value in after.sizes.items()}
     if found.restarted:
-        found.means, found.counts, found.counters = {}, {}, {}
+        found.means, found.counts, found.counters, found.sizes, found.one_token = {}, {}, {}, {}, None
     return found
+
+
+def _mean(found: Change, name: str, seconds: float) -> None:
+    """Note the mean, if there is one: of decoding over the requests that decoded. Where it is not told how many these
+    were, the zeros of the others would be in the mean of several time-per-token figures, so it is left out."""
+    count = found.counts[name]
+    if name in _OF_DECODING:
+        if found.one_token is not None:
+            count = found.counts[name] = max(0, count - found.one_token)
+        elif not seconds or (name == "time_per_output_token" and count > 1):
+            return
+    if count:
+        found.means[name] = seconds / count
 
 
 def kv_usage(engine: Engine) -> float | None:

@@ -2,7 +2,8 @@
 
 From inside (the agent's group "engine"): submission, waiting, each step with its phase, batch, tokens and KV blocks.
 From outside: the server's /metrics before and after the request. What it counts is everybody's: the figures are this
-request's own only when it was the only one that ended in between, and the span says which of the two it is.
+request's own only when it ended well, was the only one that ended in between, and what is counted of that one fits
+what the reply said of itself; the span says whose they are.
 
 `state.facts`: from inside steps, prefill_steps, decode_steps, mixed_steps, shared_steps, queue_wait_ns (in the
 scheduler's queue, as vLLM counts it), input_queue_ns (before that), finish_reason;
@@ -18,12 +19,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tokentrace.errors import EndpointError
+from tokentrace.exchange import Exchange
 from tokentrace.model import DOWN, UP, Attributes, Record
 from tokentrace.probe import Finding, LayerState, ProbeContext, ProbeUnavailable, Raw, Server
 from tokentrace.probes import _metrics
 from tokentrace.probes._agent import AgentProbe, without_agent
 from tokentrace.probes._hops import hops
 from tokentrace.probes._request import ended, our_id, step_key, step_of
+from tokentrace.wording import plural
 
 LAYER = 6
 GROUP = "engine"
@@ -124,14 +127,13 @@ class QueueProbe(AgentProbe):
             raise ProbeUnavailable("there is no server to ask", fix=FIX)
         changes = _metrics.change(self._before, _read(server))
         deadline = time.monotonic() + _COUNTED_S
-        while exchange.complete and not _counted(changes) and time.monotonic() < deadline:
+        while exchange.complete and not _counted(changes, exchange) and time.monotonic() < deadline:
             time.sleep(0.05)
             changes = _metrics.change(self._before, _read(server))
         self.state.facts["findings"] = _metrics.warnings([one.engine for one in changes])
         if any(one.restarted for one in changes):
             self.state.reason = "the engine was started anew in between: its counts say nothing of this request"
-        alone = sum(one.finished or 0 for one in changes) == 1
-        records = [_metrics_record(one, alone, exchange.start_ns) for one in changes]
+        records = [_metrics_record(one, changes, exchange) for one in changes]
         told = [{key.removeprefix("tokentrace.metrics."): value for key, value in one.attributes.items()}
                 for one in records]  # fmt: skip
         self.state.facts["engines"] = told
@@ -248,29 +250,68 @@ def _version(server: Server) -> str:
     return f" (its version is {version})" if isinstance(version, str) else ""
 
 
-def _counted(changes: Sequence[_metrics.Change]) -> bool:
-    """Whether a request has ended by these counts, or they do not say."""
-    return any(one.restarted or one.finished is None or one.finished > 0 for one in changes)
+def _counted(changes: Sequence[_metrics.Change], exchange: Exchange) -> bool:
+    """Whether our request may have ended by these counts, or they do not say."""
+    if any(one.restarted or one.finished is None for one in changes):
+        return True
+    ended = [one for one in changes if one.finished]
+    return bool(ended) and (len(ended) > 1 or ended[0].finished != 1 or not _unlike(ended[0], exchange))
 
 
-def _metrics_record(one: _metrics.Change, alone: bool, at_ns: int) -> Record:
+def _unlike(one: _metrics.Change, exchange: Exchange) -> str:
+    """Why the one request that ended cannot be ours, by what the server and the reply count of it; "" when it can."""
+    ours = {"prompt": exchange.input_tokens, "generation": exchange.output_tokens}
+    for name, words in (("prompt", "prompt"), ("generation", "reply")):
+        expected = ours[name]
+        if expected is None:
+            continue
+        size, every = one.sizes.get(name), one.counters.get(f"{name}_tokens")
+        if size is not None and size != expected:
+            return f"it had {plural(size, f'{words} token')}, ours {expected}"
+        if size is None and every is not None and every < expected:  # of other requests it may have counted more
+            return f"{plural(every, f'{words} token')} were counted, and ours had {expected}"
+    return ""
+
+
+def _metrics_record(one: _metrics.Change, changes: Sequence[_metrics.Change], exchange: Exchange) -> Record:
     """A span of no length: when within the request these times passed is not known from outside."""
     attributes: Attributes = dict(_flat(one))
-    if one.restarted or one.finished == 0:
-        whose = "no request was counted in between; only the state at its end is known"
-    elif one.finished is None:
-        whose = "this engine does not count requests: they are the server's, and others may have been in it"
-    elif alone:
-        whose = "only this request ended in between: the times are its own"
-        if one.before.get("running") or one.engine.gauges.get("running"):
-            whose += ", the token counts may hold those of others that were running"
-        else:
-            whose += ", and so are the counts"
-    else:
-        whose = f"means over the {one.finished or 'several'} requests that ended in between, ours among them"
+    whose, alone = _whose(one, changes, exchange)
     attributes["tokentrace.metrics.alone"] = alone
-    attributes["tokentrace.metrics.note"] = f"/metrics before and after; {whose}"
+    attributes["tokentrace.metrics.note"] = f"/metrics before and after; {whose}{_without_decoding(one)}"
+    at_ns = exchange.start_ns
     return Record("engine metrics", LAYER, at_ns, at_ns, attributes, DOWN, parent_key="chat", flow=True, join="time")
+
+
+def _whose(one: _metrics.Change, changes: Sequence[_metrics.Change], exchange: Exchange) -> tuple[str, bool]:
+    """Whose figures these are, and whether they are our request's alone."""
+    if one.restarted or one.finished == 0:
+        return "no request was counted in between; only the state at its end is known", False
+    if one.finished is None:
+        return "this engine does not count requests: they are the server's, and others may have been in it", False
+    ended = f"{plural(one.finished, 'request')} ended in between"
+    if not exchange.complete:
+        return f"{ended}; ours brought no whole reply, so whether it is among them is not known", False
+    if sum(other.finished or 0 for other in changes) > 1:
+        ours = "ours among them" if len(changes) == 1 else "ours among those of all engines"
+        return f"means over the {ended.replace(' ended', ' that ended')}, {ours}", False
+    if unlike := _unlike(one, exchange):
+        return f"the one request that ended in between was not ours: {unlike}", False
+    whose = "only this request ended in between: the times are its own"
+    if one.before.get("running") or one.engine.gauges.get("running"):
+        between = " and the time between tokens" if "inter_token_latency" in one.means else ""
+        return f"{whose}, the token counts{between} may hold those of others that were running", True
+    return f"{whose}, and so are the counts", True
+
+
+def _without_decoding(one: _metrics.Change) -> str:
+    """That requests of one token are in no figure of decoding."""
+    if not one.one_token:
+        return ""
+    if one.one_token == one.finished:
+        return "; a reply of one token has no decoding, and no time per token"
+    left = (one.finished or 0) - one.one_token
+    return f"; decode and time per token over the {left} of more than one token"
 
 
 def _flat(one: _metrics.Change) -> Iterator[tuple[str, Any]]:

@@ -46,7 +46,7 @@ def test_agrees_with_the_servers_own_histograms(target: Target, concurrency: int
         assert ours.mean is not None
         assert 0.9 * means[theirs] - 5e6 <= ours.mean <= 1.5 * means[theirs] + 150e6, theirs
     # Gaps need no common start. The engine counts one for the end mark too, which has no chunk of its own.
-    assert figures["inter_token"].mean == pytest.approx(means["time_per_output_token"], rel=0.5)
+    assert figures["inter_token"].mean == pytest.approx(means["inter_token_latency"], rel=0.5)
 
 
 def test_two_endpoints_of_one_server_are_no_others(target: Target) -> None:

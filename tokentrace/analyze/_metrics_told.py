@@ -17,7 +17,8 @@ SPAN = "engine metrics"
 _OF = "tokentrace.metrics."
 _TIMES = (
     ("queue", "queue wait"), ("prefill", "prefill"), ("decode", "decode"), ("time_to_first_token", "first token"),
-    ("time_per_output_token", "time per token"), ("e2e", "whole request"),
+    ("inter_token_latency", "between tokens"), ("time_per_output_token", "time per token"),
+    ("inference_per_token", "inference per token"), ("e2e", "whole request"),
 )  # fmt: skip
 
 
@@ -38,6 +39,8 @@ def form(trace: Trace, rows: list[int], way: str) -> tuple[str, str]:
         return taken, f"{whose}{out}" if out else ""
     made = f"{whose}{plural(told['generation_tokens'], 'token')} generated" if told.get("generation_tokens") else ""
     names = {"time_to_first_token": "first", "time_per_output_token": "each"}
+    if "time_per_output_token_s" not in told:
+        names["inter_token_latency"] = "between"
     took = [f"{word} {duration(1e9 * told[f'{key}_s'])}" for key, word in names.items() if told.get(f"{key}_s")]
     return made, whose + ", ".join(took) if took else ""
 

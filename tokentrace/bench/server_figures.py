@@ -16,7 +16,7 @@ _SETTLE_S = 2.0
 
 @dataclass(slots=True)
 class ServerFigures:
-    """Means in ns by name (time_to_first_token, time_per_output_token, e2e, queue, prefill, decode) over `requests`.
+    """Means in ns by name (time_to_first_token, inter_token_latency, time_per_output_token, e2e, …) over `requests`.
 
     `alone` False: the server ended another number of requests than we sent, so that others' are in the means.
     `endpoints`: how many of the benched endpoints are this server; the means are over the requests to all of them.

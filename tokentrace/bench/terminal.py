@@ -23,7 +23,12 @@ TITLES = {
     "delay": "sent late by",
 }
 #: The server's own means beside ours of the same thing.
-SERVER = {"time_to_first_token": "ttft", "time_per_output_token": "inter_token", "e2e": "total"}
+SERVER = {
+    "time_to_first_token": "ttft",
+    "inter_token_latency": "inter_token",
+    "time_per_output_token": "mean_inter_token",
+    "e2e": "total",
+}
 PERCENTILES = ("p50", "p90", "p99")
 
 
