@@ -101,10 +101,8 @@ def refusal(found: Found, method: str) -> AttachError | None:
     stopped = halted(found.processes)
     if stopped is not None or method == "outside":
         return stopped
-    first = found.processes[0].pid if found.processes else 0
-    other = private.holder_of(first) if first else ""
-    if other:
-        return AttachError(f"{other} is attached to process {first}", fix=private.END_FIRST)
+    if found.processes and (taken := private.taken(found.processes[0].pid)) is not None:
+        return taken
     for process in found.processes:
         if process.pid in found.sockets and sockets.agent_is_taken(process.pid):
             return AttachError(

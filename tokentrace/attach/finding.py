@@ -11,9 +11,10 @@ from dataclasses import replace
 from tokentrace.attach import roles, sockets, versions
 from tokentrace.attach.asked import Told, ask
 from tokentrace.attach.found import Found, ServerProcess
-from tokentrace.attach.obstacles import user_name
+from tokentrace.attach.obstacles import START_AGAIN, as_user, user_name
 from tokentrace.client.causes import one_line
 from tokentrace.client.settings import Endpoint
+from tokentrace.client.urls import bracketed
 from tokentrace.errors import AttachError
 from tokentrace.host import proc
 from tokentrace.host.flags import flags_of
@@ -95,7 +96,7 @@ def _without_ports(found: Found, looked: roles.Looked) -> Found:
         found,
         reason=f"on which port process {looked.pid} listens cannot be seen: it belongs to user {name}, "
         f"you are {user_name(os.geteuid())}",
-        fix=f"add its URL, or run the same command as that user: sudo -u {name} tokentrace attach …",
+        fix=f"add its URL, or {as_user(name)}",
     )
 
 
@@ -135,8 +136,7 @@ def _port_of(top: roles.Looked) -> int:
 
 
 def _endpoint_at(one: sockets.Listener) -> Endpoint:
-    host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(one.address, one.address)
-    return with_version(f"http://[{host}]:{one.port}" if ":" in host else f"http://{host}:{one.port}")
+    return with_version(f"http://{bracketed(one.reached_at)}:{one.port}")
 
 
 def _server(
@@ -144,7 +144,7 @@ def _server(
 ) -> Found:
     processes = roles.members(top, engine, listening)
     if not processes:
-        raise AttachError(f"process {top.pid} has ended", fix="look at the server's log, and start it again")
+        raise AttachError(f"process {top.pid} has ended", fix=START_AGAIN)
     version = ask(endpoint).version if endpoint is not None else ""
     for one in processes:
         version = version or versions.installed(one.pid, engine)
@@ -160,7 +160,7 @@ def _whole(processes: list[ServerProcess], engine: str) -> tuple[str, str]:
         return (
             f"no API server was found above process {processes[0].pid} ({processes[0].title}): it has ended, or runs "
             "elsewhere",
-            "look at the server's log, and start it again; if it runs elsewhere, attach there",
+            f"{START_AGAIN}; if it runs elsewhere, attach there",
         )
     if engine == "vllm" and not any(one.role in ("engine", "single") for one in processes):
         return (
@@ -223,7 +223,7 @@ def _unseen(endpoint: Endpoint, listener: sockets.Listener) -> Found:
         return _outside(
             endpoint,
             f"the server on port {endpoint.port} belongs to user {name}, you are {user_name(os.geteuid())}",
-            f"run the same command as that user: sudo -u {name} tokentrace attach …",
+            as_user(name),
         )
     return _outside(
         endpoint,

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from tokentrace.agent_client import AgentClient
 from tokentrace.attach import payload, private
 from tokentrace.attach.found import ServerProcess
-from tokentrace.attach.obstacles import PLUGIN_FIX
+from tokentrace.attach.obstacles import PLUGIN_FIX, START_AGAIN
 from tokentrace.errors import AttachError, EngineError
 from tokentrace.host import proc
 
@@ -126,7 +126,7 @@ def _listening(process: ServerProcess, socket: Path, permit: Path, limit_s: floa
         if told:
             raise _Failed(f"the agent did not start there: {told}", again=False)
         if proc.has_ended(process.pid):
-            raise _Failed("it has ended", "look at the server's log", again=False)
+            raise _Failed("it has ended", START_AGAIN, again=False)
         time.sleep(0.002)
     raise _Failed(f"the agent did not start there within {limit_s:.0f} s")
 
@@ -137,7 +137,7 @@ def _borrow(process: ServerProcess, string: str, permit: Path, limit_s: float) -
     try:
         request = {"pid": pid, "started": proc.start_ticks(pid), "executable": proc.executable(pid), "code": string}
     except OSError:
-        raise _Failed("it has ended", "look at the server's log", again=False) from None
+        raise _Failed("it has ended", START_AGAIN, again=False) from None
     root = str(Path(__file__).resolve().parents[2])
     boot = "import sys; sys.path.insert(0, sys.argv[1]); from tokentrace.attach.inject_child import main; main()"
     child = subprocess.Popen(
@@ -158,7 +158,7 @@ _GDB_FIX = "use --method borrow: gdb's way runs on the main thread, and one that
 _FIXES = {
     "busy": f"try again, or use --method gdb, which stops the process for a moment; or {PLUGIN_FIX}",
     "late": f"it may be stalled: look at the server's log; or {PLUGIN_FIX}",
-    "gone": "look at the server's log, and start it again",
+    "gone": START_AGAIN,
 }
 
 

@@ -21,6 +21,7 @@ from tokentrace.host import proc
 #: Tried on all of these, x86-64 and glibc.
 OLDEST, NEWEST = (3, 10), (3, 14)
 PLUGIN_FIX = "install tokentrace in the server's environment and start the server again: its plugin then waits there"
+START_AGAIN = "look at the server's log, and start it again"
 _CUDA = re.compile(r"/lib(cuda\.so|amdhip64\.so|hsa-runtime64\.so)")
 _CAP_SYS_PTRACE = 1 << 19
 
@@ -48,7 +49,7 @@ def obstacle(process: ServerProcess, *, only_hard: bool = False) -> Why | None:
 
 
 def _gone(process: ServerProcess) -> Why:
-    return Why(f"process {process.pid} has ended", "look at the server's log, and start it again")
+    return Why(f"process {process.pid} has ended", START_AGAIN)
 
 
 def _identity(process: ServerProcess) -> Why | None:
@@ -81,7 +82,7 @@ def _user(process: ServerProcess) -> Why | None:
     name = user_name(uid)
     return Why(
         f"process {process.pid} belongs to user {name}, you are {user_name(os.geteuid())}",
-        f"run the same command as that user: sudo -u {name} tokentrace attach …",
+        as_user(name),
     )
 
 
@@ -91,6 +92,11 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def as_user(name: str) -> str:
+    """What to do about another user's process."""
+    return f"run the same command as that user: sudo -u {name} tokentrace attach …"
 
 
 def _machine(process: ServerProcess) -> Why | None:

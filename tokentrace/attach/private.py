@@ -126,18 +126,18 @@ def permit(path: Path) -> Iterator[Callable[[], None]]:
         os.close(descriptor)
 
 
-def holder_of(pid: int) -> str:
-    """Which tokentrace is attached to process `pid`, as "another tokentrace (process N)"; "" when none is by our
-    folder. Changes nothing."""
+def taken(pid: int) -> AttachError | None:
+    """What `only_one` would raise, as far as our folder tells; None if it would not. Changes nothing."""
     path = _own_place() / f"attach-{pid}.lock"
     try:
-        return "" if _free(path) else _other(path.read_text(encoding="ascii", errors="replace"))
+        return None if _free(path) else _taken(path.read_text(encoding="ascii", errors="replace"), pid)
     except OSError:
-        return ""
+        return None
 
 
-def _other(held_by: str) -> str:
-    return f"another tokentrace (process {held_by.strip() or 'unknown'})"
+def _taken(held_by: str, pid: int) -> AttachError:
+    other = f"another tokentrace (process {held_by.strip() or 'unknown'})"
+    return AttachError(f"{other} is attached to process {pid}", fix=END_FIRST)
 
 
 def _locked(path: Path, pid: int) -> int:
@@ -151,9 +151,9 @@ def _locked(path: Path, pid: int) -> int:
         except FileNotFoundError:
             pass
         except BlockingIOError:
-            other = _other(os.read(descriptor, 20).decode("ascii", "replace"))
+            held_by = os.read(descriptor, 20).decode("ascii", "replace")
             os.close(descriptor)
-            raise AttachError(f"{other} is attached to process {pid}", fix=END_FIRST) from None
+            raise _taken(held_by, pid) from None
         os.close(descriptor)
 
 

@@ -27,6 +27,11 @@ class Listener:
     uid: int
     inode: int
 
+    @property
+    def reached_at(self) -> str:
+        """The address by which it is reached from this machine."""
+        return {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(self.address, self.address)
+
 
 def listeners(pid: int | str = "self") -> list[Listener]:
     """All listening TCP sockets of the process's network. Needs no rights."""

@@ -183,8 +183,7 @@ def _best(listeners: Iterable[Listener], arguments: Iterable[str]) -> Listener:
 
 def _url(listeners: Iterable[Listener], arguments: Iterable[str]) -> str:
     one = _best(listeners, arguments)
-    host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(one.address, one.address)
-    return f"http://{bracketed(host)}:{one.port}/v1"
+    return f"http://{bracketed(one.reached_at)}:{one.port}/v1"
 
 
 def name_of(pid: int) -> str:
