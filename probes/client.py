@@ -75,13 +75,17 @@ class ClientProbe(AgentProbe):
             "wall_ns": x.wall_ns,
             "ttft_ns": x.ttft_ns,
             "text_chunks": len(x.token_times_ns),
-            "tokens_per_s": x.latencies.tokens_per_s,
+            "tokens_per_s": x.pace.tokens_per_s if x.pace.exact else None,
             "keepalives": x.keepalives,
             "request_bytes": x.request_bytes,
             "response_bytes": x.response_bytes,
             "attempts": x.attempts,
             "server_records": served,
         }
+        if x.pace.tokens_per_s is not None and not x.pace.exact:
+            facts["tokens_per_s_at_most"] = x.pace.tokens_per_s
+        if x.pace.why:
+            facts["tokens_per_s_why"] = x.pace.why
         if self._server_side:
             facts["server_side"] = self._server_side
         if x.proxy:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -27,7 +27,8 @@ class Phase:
 class Chunk:
     """One server-sent event (or comment) and when its last byte arrived.
 
-    `kind`: role, content, reasoning, tool, finish, usage, keepalive, error, done or other.
+    `kind`: role, content, reasoning, tool, finish, usage, keepalive, error, done or other. `counted`: the reply's
+    tokens so far, of a server that counts in every chunk (`continuous_usage_stats`).
     """
 
     time_ns: int
@@ -35,6 +36,60 @@ class Chunk:
     text: str = ""
     choice: int = 0
     size_bytes: int = 0
+    counted: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast the tokens after the first came. All figures of this kind, in every command, are this one.
+
+    `window_ns` is from the first arrival of text to the last. All that came with the first arrival belongs to the time
+    to the first token, and what follows the last text (an end mark, usage, [DONE], silence) to no token. `tokens` came
+    in that time. `exact` False: no more than so many, because chunks hold several tokens each and nothing tells how
+    many of them the first arrival brought. None is not known; `why` is the reason, also of what is not exact.
+    """
+
+    window_ns: int | None = None
+    tokens: int | None = None
+    exact: bool = False
+    why: str = ""
+
+    @property
+    def per_token_ns(self) -> float | None:
+        """Time of a token after the first; where not exact, it took at least this."""
+        return self.window_ns / self.tokens if self.window_ns and self.tokens else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens a second after the first; where not exact, there were at most so many."""
+        return self.tokens * 1e9 / self.window_ns if self.window_ns and self.tokens else None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+IN_ONE_READ = "all of the text came in one read, so nothing lies between its tokens"
+SEVERAL_A_CHUNK = "chunks hold several tokens, and how many the first one held is not told"
+
+
+def pace(times_ns: Sequence[int], counted: int | None, *, end_mark: bool = False) -> Pace:
+    """The pace of a reply that was streamed. `times_ns`: arrivals of its chunks with text, in order; `counted`: its
+    tokens, as the server counted them; `end_mark`: one of these may be an end mark, which has no text.
+    """
+    if len(times_ns) < 2:
+        return Pace(why="its text came in one chunk" if times_ns else "no text came")
+    window = times_ns[-1] - times_ns[0]
+    if window <= 0:
+        return Pace(why=IN_ONE_READ)
+    if counted is None:
+        return Pace(window, why="the server did not count the tokens")
+    chunks = len(times_ns)
+    first = sum(at <= times_ns[0] for at in times_ns)
+    if counted == chunks or (end_mark and counted == chunks + 1):
+        return Pace(window, chunks - first, True)
+    if counted < chunks:
+        return Pace(window, why=f"the server counted fewer tokens ({counted}) than chunks with text came ({chunks})")
+    return Pace(window, counted - first, False, SEVERAL_A_CHUNK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +101,7 @@ class Latencies:
     inter_token_ns: tuple[int, ...]
     text_chunks: int
     output_tokens: int | None
-    tokens_per_s: float | None  # from the first token to the last one: (output_tokens - 1) / that time
+    tokens_per_s: float | None  # see `Pace`; None also where that is not exact
 
 
 @dataclass(slots=True)
@@ -133,21 +188,33 @@ class Exchange:
         return value if isinstance(value, int) else None
 
     @property
-    def latencies(self) -> Latencies:
-        """The figures of this reply at once. `tokens_per_s` needs the server's count, a stream of two chunks or more,
-        and that every counted token was streamed (some services count reasoning that they do not show).
-        """
-        times, tokens = self.token_times_ns, self.output_tokens
-        between = times[-1] - times[0] if len(times) > 1 else 0
+    def pace(self) -> Pace:
+        """How fast the tokens after the first came; see `Pace`."""
+        if not self.streamed:
+            return Pace(why="the reply was not streamed")
+        texts = [c for c in self.chunks if c.kind in TOKEN_KINDS and c.choice == 0]
+        times, tokens = [c.time_ns for c in texts], self.output_tokens
+        plain = pace(times, tokens, end_mark=self.finish_reason == "stop")
+        if plain.window_ns is None:
+            return plain
+        if any(c.choice for c in self.chunks):
+            return Pace(plain.window_ns, why="the tokens of several replies are counted together")
+        with_first = [c.counted for c in texts if c.time_ns == times[0]][-1]
+        at_last = texts[-1].counted
+        if with_first and at_last and with_first < at_last:
+            return Pace(plain.window_ns, at_last - with_first, True)
         details = (self.usage or {}).get("completion_tokens_details")
-        counted_reasoning = details.get("reasoning_tokens") if isinstance(details, dict) else None
-        hidden = bool(counted_reasoning) and not self.reasoning
-        known = tokens is not None and tokens > 1 and between > 0 and not hidden
-        # The end mark is counted by most servers and has no chunk: it came after the last time that is known here.
-        ended = self.finish_reason == "stop" and tokens == len(times) + 1
-        shown = len(times) if ended else tokens
-        rate = (shown - 1) * 1e9 / between if known and shown is not None else None
-        return Latencies(self.wall_ns, self.ttft_ns, tuple(self.inter_token_ns), len(times), tokens, rate)
+        hidden = details.get("reasoning_tokens") if isinstance(details, dict) else None
+        if hidden and not self.reasoning:
+            return Pace(plain.window_ns, why="tokens of reasoning are counted that were not sent")
+        return plain
+
+    @property
+    def latencies(self) -> Latencies:
+        """The figures of this reply at once."""
+        times, found = self.token_times_ns, self.pace
+        rate = found.tokens_per_s if found.exact else None
+        return Latencies(self.wall_ns, self.ttft_ns, tuple(self.inter_token_ns), len(times), self.output_tokens, rate)
 
 
 def prompt_of(request: Mapping[str, Any]) -> str:

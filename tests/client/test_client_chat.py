@@ -148,21 +148,6 @@ def test_a_long_reply_of_many_chunks(server: ScriptedServer) -> None:
     assert x.complete and len(x.token_times_ns) == 3000 and x.text.endswith("word2999 ")
 
 
-def test_hidden_reasoning_gives_no_rate() -> None:
-    x = Exchange("http://h/v1", "m", 1, "")
-    from tokentrace.exchange import Chunk
-
-    x.chunks = [Chunk(10, "content", "a"), Chunk(1_000_000_010, "content", "b")]
-    x.usage = {"completion_tokens": 3}
-    assert x.latencies.tokens_per_s == 2.0
-    x.finish_reason = "stop"  # the third one is the end mark, which no chunk shows
-    assert x.latencies.tokens_per_s == 1.0
-    x.usage = {"completion_tokens": 76, "completion_tokens_details": {"reasoning_tokens": 64}}
-    assert x.latencies.tokens_per_s is None
-    x.usage = None
-    assert x.latencies.tokens_per_s is None
-
-
 def test_importing_the_client_loads_no_http_library() -> None:
     """Start-up: what a request needs is loaded when a request is sent, and nothing heavy even then."""
     code = (

@@ -34,7 +34,8 @@ def test_a_reply_in_one_piece_has_no_first_token(tmp_path: Path) -> None:
         server.on("POST", "/v1/chat/completions", json_answer(WHOLE))
         report = orjson.loads(run(server, tmp_path, "--json"))
         shown = run(server, tmp_path)
-    assert all(request.json["stream"] is True for request in server.requests if request.method == "POST")
+    asked = [request.json for request in server.requests if request.path.endswith("/chat/completions")]
+    assert asked and all(body["stream"] is True for body in asked)
     assert report["reply"] == "Hello there" and report["wall_ns"] > 0 and report["tokens"]["output"] == 3
     assert report["ttft_ns"] is None and all(one["ttft_ns"] is None for one in report["passes"].values())
     assert [row["text"] for row in report["token_times"]] == ["Hello there"]

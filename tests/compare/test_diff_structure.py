@@ -15,6 +15,7 @@ from tokentrace.compare.terminal import between, print_diff
 from tokentrace.compare.tree import same_name
 from tokentrace.emit.terminal import make_console
 from tokentrace.errors import UsageError
+from tokentrace.exchange import Pace
 from tokentrace.fold import fold
 from tokentrace.model import IdSource, Trace
 from tokentrace.wording import duration
@@ -153,14 +154,14 @@ def test_a_much_longer_run_is_slower_whatever_it_drifts() -> None:
     base = sample(jitter=500)
     new = sample(steps=(("prefill", 8), *[("decode", 1)] * 300), jitter=500)
     base.tokens, new.tokens = {"input": 8, "output": 7}, {"input": 8, "output": 301}
-    base.ttft_ns = new.ttft_ns = MS
+    base.pace, new.pace = Pace(6 * MS, 6, True), Pace(900 * MS, 300, True)
     new.drifts = [0.6]  # the long run's own passes differ by much
     found = compare_samples([base], [new])
     assert found.verdict.status == "slower" and found.exceeds(0.1, None)
     assert found.verdict.sentence.startswith("Not alike: 7 against 301 output tokens.")
     assert found.to_json()["unlike"] == ["7 against 301 output tokens"]
     assert found.per_token is not None
-    assert found.per_token.new_ns == pytest.approx((new.wall_ns - MS) / 300)
+    assert (found.per_token.base_ns, found.per_token.new_ns) == (MS, 3 * MS)
     # The same drift of a run of the same length is noise as before.
     assert found.wall.floor_ns is not None and found.wall.floor_ns < base.wall_ns
     alike = sample(encode=2 * MS, jitter=500)

@@ -117,8 +117,10 @@ class Reply:
             facts.reply_error = reading.error
         if finish := reading.finish.get(0):
             exchange.finish_reason = facts.finish_reason = finish
+        counted = (reading.usage or {}).get("completion_tokens")
+        counted = counted if isinstance(counted, int) else None
         for piece in reading.pieces:
-            exchange.chunks.append(Chunk(now_ns, piece.kind, piece.text, piece.choice, size))
+            exchange.chunks.append(Chunk(now_ns, piece.kind, piece.text, piece.choice, size, counted))
             size = 0
             if piece.kind == "done":
                 self.done = exchange.saw_done = facts.saw_done = True

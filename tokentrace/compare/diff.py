@@ -3,7 +3,7 @@
     schema, verdict {status, sentence (headline and more), headline, more, layer, layer_label, level, key, contributor,
     fix}, noise {known, sentence},
     per_token {base_ns, new_ns, change} or null, unlike [text] (what was not the same work, told in the verdict),
-    base / new {measurements [{label, kind, pass, deep_pass, wall_ns, ttft_ns, tokens}], median_wall_ns},
+    base / new {measurements [{label, kind, pass, deep_pass, wall_ns, ttft_ns, tokens, pace}], median_wall_ns},
     wall, ttft (rows or null), even {main, deep, spread} (the share by which all parts changed alike),
     levels {layers, spans, steps, modules, operators, kernels: [row]},
     missing {level: why}, notes [text]
@@ -23,7 +23,7 @@ from tokentrace.compare.noise import FLOORS
 from tokentrace.compare.rows import Row, level_rows, ttft_row, wall_row
 from tokentrace.compare.sample import LEVELS, Sample, fill
 from tokentrace.compare.sides import Progress, alike, no_garbage, split
-from tokentrace.compare.unlike import PerToken, per_token_of, unlike_depth, unlike_tokens
+from tokentrace.compare.unlike import PerToken, no_per_token, per_token_of, unlike_depth, unlike_tokens
 from tokentrace.compare.verdict import Verdict, amount, cannot_tell, judge
 from tokentrace.errors import UsageError
 from tokentrace.wording import duration, listed, plural
@@ -124,6 +124,7 @@ def _side(samples: Sequence[Sample], wall_ns: float | None) -> dict[str, Any]:
                 "wall_ns": s.wall_ns,
                 "ttft_ns": s.ttft_ns,
                 "tokens": dict(s.tokens),
+                "pace": s.pace.as_dict(),
             }
             for s in samples
         ],
@@ -157,7 +158,8 @@ def compare_samples(base: Sequence[Sample], new: Sequence[Sample]) -> Diff:
         )
     fill(every)
     group(every)
-    unlike = [*unlike_tokens(base, new), *unlike_depth(base, new)]
+    other_tokens = unlike_tokens(base, new)
+    unlike = [*other_tokens, *unlike_depth(base, new)]
     even = even_of(base, new)
     levels = {level: level_rows(level, base, new, even) for level in LEVELS}
     wall = wall_row(base, new, even)
@@ -175,7 +177,8 @@ def compare_samples(base: Sequence[Sample], new: Sequence[Sample]) -> Diff:
         verdict.more = f"{verdict.more} The first token came {amount(ttft)} {sooner}, which is beyond noise.".strip()
     if unlike:
         verdict.headline = f"Not alike: {listed(unlike)}. {verdict.headline}"
-        verdict.more = f"{verdict.more} {_a_token(per_token)}".strip()
+        told = _a_token(per_token) if per_token is not None else no_per_token(base, new) if other_tokens else ""
+        verdict.more = f"{verdict.more} {told}".strip()
     if lost:
         for row in (wall, *([ttft] if ttft is not None else []), *(row for rows in levels.values() for row in rows)):
             row.beyond_noise = None
@@ -195,9 +198,7 @@ def compare_samples(base: Sequence[Sample], new: Sequence[Sample]) -> Diff:
     )
 
 
-def _a_token(found: PerToken | None) -> str:
-    if found is None:
-        return ""
+def _a_token(found: PerToken) -> str:
     return (
         f"A token after the first took {duration(found.new_ns)} instead of {duration(found.base_ns)} "
         f"({found.change:+.1%})."

@@ -14,6 +14,7 @@ from tokentrace.analyze import Analysis, PassTimes
 from tokentrace.compare.noise import Scatter, Slot, Slots, drift, scatter
 from tokentrace.compare.processor import Processor, of_rows
 from tokentrace.compare.tree import STEP, Merged, Node, below, build, merge
+from tokentrace.exchange import Pace, pace
 
 if TYPE_CHECKING:
     from tokentrace.importers import Imported
@@ -84,15 +85,8 @@ class Sample:
     source: str = ""  # the file it was read from
     program_ns: int = 0  # of a program of several calls, of which this is one: the whole of it
     processor: Processor | None = None
+    pace: Pace = field(default_factory=lambda: Pace(why="it is no request"))
     lost: str = ""  # what is missing of it and why: what is gone may have been the difference
-
-    @property
-    def per_token_ns(self) -> float | None:
-        """Time a token: from the first one to the end, by the tokens after the first; None where that is not known."""
-        output = self.tokens.get("output")
-        if self.ttft_ns is None or output is None or output < 2:
-            return None
-        return (self.wall_ns - self.ttft_ns) / (output - 1)
 
     @property
     def wall(self) -> dict[Slot, int]:
@@ -142,6 +136,7 @@ def of_pass(trace: Trace, found: Analysis, name: str, label: str, whole: bool = 
         deep=deep,
         deep_pass=seeing.name if seeing is not None else "",
         looks_inside=_inside(one),
+        pace=_pace(exchange),
         processor=of_rows(trace, one.view.rows),
         missing=dict.fromkeys(("modules", "operators", "kernels"), _no_depth(whole)) if seeing is None else {},
     )
@@ -154,6 +149,17 @@ def of_pass(trace: Trace, found: Analysis, name: str, label: str, whole: bool = 
             tree = deep if deep is not None and other is seeing else build(trace, other, children)
             sample.again.append(read(merge([tree]), 0, ("layers", "spans")))
     return sample
+
+
+def _pace(exchange: Mapping[str, Any]) -> Pace:
+    """As it was kept, or of what an older run kept."""
+    kept = exchange.get("pace")
+    if isinstance(kept, Mapping):
+        return Pace(**{name: kept[name] for name in ("window_ns", "tokens", "exact", "why") if name in kept})
+    if exchange.get("ttft_ns") is None:
+        return Pace(why="the reply was not streamed")
+    times = [int(at) for at, text in exchange.get("chunks") or () if text]
+    return pace(times, exchange.get("output_tokens"), end_mark=exchange.get("finish_reason") == "stop")
 
 
 def _no_depth(whole: bool) -> str:
@@ -321,6 +327,7 @@ def of_report(report: Report, label: str, name: str = "") -> Sample:
         wall_ns=one.wall_ns,
         ttft_ns=one.ttft_ns,
         tokens=dict(report.tokens) if name == report.headline_pass else {},
+        pace=_pace_of_report(report) if name == report.headline_pass else Pace(why="a report does not tell it"),
         facts={k: v for k, v in (("prompt", report.prompt), ("model", report.model)) if v},
         steps=steps,
         looks_inside=any(layer in layers for layer in _OPERATORS),
@@ -336,6 +343,15 @@ def of_report(report: Report, label: str, name: str = "") -> Sample:
     else:
         sample.missing["operators"] = "the report lists none"
     return sample
+
+
+def _pace_of_report(report: Report) -> Pace:
+    if report.ttft_ns is None:
+        return Pace(why="the reply was not streamed")
+    times = [int(row["arrival_ns"]) for row in report.token_times if row.get("arrival_ns") is not None]
+    # Of a token without an arrival at the end it is known that it has no text.
+    ended = bool(report.token_times) and report.token_times[-1].get("arrival_ns") is None
+    return pace(times, report.tokens.get("output"), end_mark=ended)
 
 
 def of_import(found: Imported, label: str) -> Sample:

@@ -24,14 +24,23 @@ class PerToken:
 
 
 def per_token_of(base: Sequence[Sample], new: Sequence[Sample]) -> PerToken | None:
-    """None where one measurement does not tell its first token or its number of tokens."""
+    """None where one measurement does not tell it exactly; see `exchange.Pace`."""
     medians = []
     for side in (base, new):
-        known = [value for sample in side if (value := sample.per_token_ns) is not None]
+        known = [value for s in side if s.pace.exact and (value := s.pace.per_token_ns) is not None]
         if len(known) < len(side):
             return None
         medians.append(median(known))
     return PerToken(medians[0], medians[1], medians[1] / medians[0] - 1) if medians[0] > 0 else None
+
+
+def no_per_token(base: Sequence[Sample], new: Sequence[Sample]) -> str:
+    """Why `per_token_of` is None, as a sentence; "" where nobody would ask: of recordings."""
+    for name, side in (("the base", base), ("the new side", new)):
+        for sample in side:
+            if not sample.pace.exact and sample.kind != "import":
+                return f"How long a token after the first took is not known of {name}: {sample.pace.why}."
+    return ""
 
 
 def unlike_tokens(base: Sequence[Sample], new: Sequence[Sample]) -> list[str]:

@@ -25,6 +25,7 @@ def exchange_facts(exchange: Exchange) -> dict[str, Any]:
         "start_ns": exchange.start_ns,
         "wall_ns": exchange.wall_ns,
         "ttft_ns": exchange.ttft_ns,
+        "pace": exchange.pace.as_dict(),
         "input_tokens": exchange.input_tokens,
         "output_tokens": exchange.output_tokens,
         "cached_tokens": cached if isinstance(cached, int) else None,
