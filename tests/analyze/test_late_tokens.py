@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 from findings_support import one, run, sentences
-from support.records import MS, US, request_pass
+from support.records import MS, RID, US, request_pass
 
+from tokentrace.analyze import analyze
+from tokentrace.analyze._written import written
 from tokentrace.exchange import Chunk
-from tokentrace.model import Event
-from tokentrace.stitch import PassRecords
+from tokentrace.model import Event, IdSource, Record
+from tokentrace.stitch import PassRecords, stitch
 
 REPLY = tuple(f" w{number}" for number in range(16))
 
@@ -39,14 +41,20 @@ def read_late(once: PassRecords, first: int, by_ns: int) -> None:
 
 
 def with_sizes(once: PassRecords) -> None:
-    """What the client read and the server wrote, with the sizes of the pieces: a role, each token, an empty one."""
+    """What the client read and the server wrote, with the sizes of the pieces: the role with no text, each token, and a
+    finish in the last one."""
     exchange = once.exchange
     assert exchange is not None
     chat = next(r for r in once.records if r.name == "chat smollm2")
+    role = Record("write chunk", 8, writes(once)[0].start_ns - 9 * US, writes(once)[0].start_ns - 8 * US, flow=True,
+                  request=RID, parent_key=f"request-http:{RID}", attributes={"tokentrace.bytes": 99})  # fmt: skip
+    chat.events.append(Event("tokentrace.role", exchange.chunks[0].time_ns, {"tokentrace.bytes": 99}))
     for number, (chunk, write) in enumerate(zip(exchange.chunks, writes(once), strict=True)):
         chunk.size_bytes = write.attributes["tokentrace.bytes"] = 200 + number
         chat.events.append(Event("tokentrace.token", chunk.time_ns, {
             "tokentrace.token.text": chunk.text, "tokentrace.bytes": chunk.size_bytes}))  # fmt: skip
+    chat.events.append(Event("tokentrace.finish", exchange.chunks[-1].time_ns, {"tokentrace.bytes": 0}))
+    once.records.append(role)
 
 
 @pytest.mark.parametrize("sizes", [False, True], ids=["no sizes", "sizes"])
@@ -137,3 +145,17 @@ def test_bursts_are_of_the_way_where_the_server_wrote_one_by_one() -> None:
     found = run([once])
     finding = one(found, "one by one")
     assert (finding.layer, finding.status) == (8, "warn"), sentences(found)
+
+
+def test_each_piece_is_known_by_its_size_where_one_without_text_came_between() -> None:
+    """Everything was read at the end, and the server wrote an empty piece after the sixth token."""
+    once = streamed()
+    assert once.exchange is not None
+    once.exchange.chunks[6].text = ""
+    read_late(once, 0, MS)
+    with_sizes(once)
+    trace = stitch([once], ids=IdSource(1))
+    view = analyze(trace).main.view
+    expected = [r.start_ns - view.start_ns for n, r in enumerate(writes(once)[:-1]) if n != 6]
+    sent = written(trace, view)
+    assert sent is not None and [start for start, _ in sent] == expected

@@ -37,13 +37,15 @@ def written(trace: Trace, view: PassView) -> list[Write] | None:
 
 
 def _by_size(trace: Trace, view: PassView, rows: list[int], writes: list[Write], pieces: int) -> list[Write] | None:
-    events = trace.events.get(view.chat, ()) if view.chat != NONE else ()
-    read = [(event.name, event.attributes.get("tokentrace.bytes"), event.attributes.get("tokentrace.token.text"))
-            for event in events]  # fmt: skip
-    sizes = [trace.attributes(row).get("tokentrace.bytes") for row in rows]
-    if [size for _, size, _ in read] != sizes or not all(sizes):
+    read: list[tuple[int, bool]] = []
+    for event in trace.events.get(view.chat, ()) if view.chat != NONE else ():
+        size = event.attributes.get("tokentrace.bytes")
+        if size:  # a finish that came in the last token's piece has no size of its own
+            text = event.name == "tokentrace.token" and bool(event.attributes.get("tokentrace.token.text"))
+            read.append((size, text))
+    if [size for size, _ in read] != [trace.attributes(row).get("tokentrace.bytes") for row in rows]:
         return None
-    found = [write for (name, _, text), write in zip(read, writes, strict=True) if name == "tokentrace.token" and text]
+    found = [write for (_, text), write in zip(read, writes, strict=True) if text]
     return found if len(found) == pieces else None
 
 
