@@ -51,11 +51,9 @@ def scatter(title: str, sides: Sides, attribute: str) -> str:
     marks = ""
     for number, side in enumerate(points):
         dots = "".join(f"M{_SIZE * (x - begin) / across:.1f} {_SIZE * (1 - y / most):.1f}h.01" for x, y in side)
-        marks += (
-            f'<path d="{dots}" stroke="{_colour(number)}" stroke-width="6" stroke-linecap="{_CAPS[number % 2]}"/>'
-            if dots
-            else ""
-        )
+        if dots:
+            stroke = f'stroke="{_colour(number)}" stroke-width="6" stroke-linecap="{_CAPS[number % 2]}"'
+            marks += f'<path d="{dots}" {stroke}/>'
     return _plot(title, sides, marks, _ticks(most), _ticks(across), lines=False)
 
 
@@ -71,13 +69,12 @@ def shares(title: str, sides: Sides, attribute: str) -> str:
     most = max((float(np.quantile(v, 0.999)) for v in values if len(v)), default=0.0)
     if most <= 0 or max(map(len, values)) < 2:
         return ""
-    lines = ""
+    lines, parts = "", np.linspace(0, 1, 201)
     for number, side in enumerate(values):
         if not len(side):
             continue
-        xs = _SIZE * np.minimum(np.quantile(side, np.linspace(0, 1, 201)), most) / most
-        ys = _SIZE * (1 - np.linspace(0, 1, 201))
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys, strict=True))
+        xs = _SIZE * np.minimum(np.quantile(side, parts), most) / most
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, _SIZE * (1 - parts), strict=True))
         lines += f'<polyline points="{path}" stroke="{_colour(number)}" stroke-width="2"{_dash(number)}/>'
     up = [(0.0, "0 %"), (0.5, "50 %"), (0.9, "90 %"), (1.0, "100 %")]
     return _plot(title, sides, lines, up, _ticks(most), lines=True)
@@ -101,11 +98,10 @@ def _plot(
     grid = "".join(f"M0 {_SIZE * (1 - share):.1f}H{_SIZE}" for share, _ in up if share)
     grid += "".join(f"M{_SIZE * share:.1f} 0V{_SIZE}" for share, _ in along if share)
     upward = "".join(f'<span style="bottom:{100 * share:.2f}%">{text(label)}</span>' for share, label in up)
-    across = "".join(
-        f'<span{" class=" + chr(34) + "end" + chr(34) if share > 0.93 else ""} style="left:{100 * share:.2f}%">'
-        f"{text(label)}</span>"
-        for share, label in along
-    )
+    across = ""
+    for share, label in along:
+        end = ' class="end"' if share > 0.93 else ""
+        across += f'<span{end} style="left:{100 * share:.2f}%">{text(label)}</span>'
     keys = "".join(f"<li>{_key(number, lines)}{text(name)}</li>" for number, (name, _) in enumerate(sides))
     return (
         f'<h2>{text(title)}</h2><ul class="key">{keys}</ul><div class="plot">'

@@ -23,6 +23,8 @@ _A_PASS = "RUN:PASS or --passes with one that it has"
 _NO_PASS = "a pass can be chosen of runs and of their traces only"
 
 Progress = Callable[[str], None]
+#: What the user named, and which pass of it, "" where none was chosen.
+Asked = tuple[str, str]
 #: What was read already, by file: both sides may be passes of one run, and a run may be asked for another pass.
 Read = dict[Path, tuple["Trace", "Analysis"]]
 #: Spans of earlier runs that are kept while another is read. More would take gigabytes to spare a second reading.
@@ -65,15 +67,15 @@ def alike(
     A pass that the user chose stays. Raises as `load` does.
     """
     known: Read = {}
-    given = [(base, base_pass), (new, new_pass)]
-    sides = _read_all(given, progress, known)
-    _same_call(sides, progress, known)
+    asked = [[_asked(name, base_pass) for name in base], [_asked(name, new_pass) for name in new]]
+    sides = _read_all(asked, progress, known)
+    _same_call(sides, asked, progress, known)
     if len({sample.looks_inside for side in sides for sample in side if sample.kind != "import"}) < 2:
         return sides
     changed: dict[tuple[str, str], list[Sample]] = {}
-    for side, (names, chosen) in zip(sides, given, strict=True):
-        for number, (name, light) in enumerate(zip(names, side, strict=True)):
-            if light.looks_inside or not light.deep_pass or chosen or _with_pass(name)[1]:
+    for side, names in zip(sides, asked, strict=True):
+        for number, ((name, chosen), light) in enumerate(zip(names, side, strict=True)):
+            if light.looks_inside or not light.deep_pass or chosen:
                 continue
             side[number] = _named(name, light.deep_pass, progress, known)
             changed.setdefault((light.deep_pass, light.pass_name), []).append(side[number])
@@ -86,46 +88,48 @@ def alike(
     return sides
 
 
-def _read_all(given: Sequence[tuple[Sequence[str], str]], progress: Progress | None, known: Read) -> list[list[Sample]]:
+def _read_all(asked: Sequence[Sequence[Asked]], progress: Progress | None, known: Read) -> list[list[Sample]]:
     """Both sides in their order; two passes of one run are taken from one reading of it."""
     places: dict[str, list[tuple[int, int]]] = {}
-    for side, (names, _) in enumerate(given):
-        for number, name in enumerate(names):
-            places.setdefault(_with_pass(name)[0], []).append((side, number))
+    for side, names in enumerate(asked):
+        for number, (name, _) in enumerate(names):
+            places.setdefault(name, []).append((side, number))
     found: dict[tuple[int, int], Sample] = {}
     for side, number in (place for group in places.values() for place in group):
-        names, chosen = given[side]
-        found[side, number] = _named(names[number], chosen, progress, known)
-    return [[found[side, number] for number in range(len(names))] for side, (names, _) in enumerate(given)]
+        found[side, number] = _named(*asked[side][number], progress, known)
+    return [[found[side, number] for number in range(len(names))] for side, names in enumerate(asked)]
 
 
-def _same_call(sides: list[list[Sample]], progress: Progress | None, known: Read) -> None:
+def _same_call(
+    sides: list[list[Sample]], asked: Sequence[Sequence[Asked]], progress: Progress | None, known: Read
+) -> None:
     """Of programs of several calls the longest call speaks, which may be another one on the other side."""
     base, new = sides
     if not all(sample.program_ns for side in sides for sample in side):
         return
     call = base[0].pass_name
-    for side in sides:
-        for number, sample in enumerate(side):
-            name, chosen = sample.given or (sample.label, "")
+    for side, names in zip(sides, asked, strict=True):
+        for number, ((name, chosen), sample) in enumerate(zip(names, side, strict=True)):
             if not chosen and sample.pass_name != call:
                 with contextlib.suppress(UsageError):  # it has no call of that name: a note tells the names
                     side[number] = _named(name, call, progress, known)
     wholes = [duration(median(sample.program_ns for sample in side)) for side in sides]
-    shown = (
-        f"one call is compared, {call}" if all(s.pass_name == call for s in (*base, *new)) else "one call is compared"
-    )
+    which = f", {call}" if all(sample.pass_name == call for sample in (*base, *new)) else ""
     base[0].notes.append(
-        f"of the programs {shown}; as a whole they took {wholes[0]} in the base and {wholes[1]} on the new side "
-        "(--passes NAME NAME for another call)"
+        f"of the programs one call is compared{which}; as a whole they took {wholes[0]} in the base and {wholes[1]} on "
+        "the new side (--passes NAME NAME for another call)"
     )
 
 
 def _named(name: str, chosen: str, progress: Progress | None, known: Read) -> Sample:
     sample = load(name, chosen, progress, known)
-    bare, of_name = _with_pass(name)
-    sample.given = bare, chosen or of_name
+    sample.given = name, chosen
     return sample
+
+
+def _asked(name: str, chosen: str) -> Asked:
+    bare, of_name = _with_pass(name)
+    return bare, chosen or of_name
 
 
 def _with_pass(name: str) -> tuple[str, str]:

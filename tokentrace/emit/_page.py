@@ -96,8 +96,9 @@ class Page:
         for row in layers:
             for cells, style in _cells(row):
                 self._row(cells, name, room, style)
-        free = share(report.unattributed_ns, report.wall_ns)
-        self._row(("", "of no layer", duration(report.unattributed_ns), free, ""), name, room, "dim")
+        free = report.unattributed_ns
+        known = ("–", "–") if free is None else (duration(free), share(free, report.wall_ns))
+        self._row(("", "of no layer", *known, ""), name, room, "dim")
         which = report.whole or (
             f"the {report.headline_pass} request" if report.headline_pass in ("warm", "deep", "cold")
             else f"the call {clean(report.headline_pass)}" if _of_calls(report) else "the request"
@@ -149,6 +150,8 @@ class Page:
     def _where(self, report: Report) -> None:
         if report.slowest:
             self._labelled("Slowest", report.slowest)
+        if report.unattributed_ns is None:
+            return
         text = f"{share(report.wall_ns - report.unattributed_ns, report.wall_ns)} of the time lies in spans"
         shown = [_gap(gap) for gap in report.gaps[: 5 if self.detail else 2]]
         if shown:
@@ -358,7 +361,7 @@ def _stage(row: StageRow, whole_ns: int) -> tuple[str, ...]:
     name = "  " * (len(row.way) - 1) + row.way[-1] if row.way else "(outside of all)"
     return (
         name + (f" ×{row.runs}" if row.runs > 1 else ""), duration(row.wall_ns), share(row.wall_ns, whole_ns),
-        duration(row.in_calls_ns),        f"{len(row.calls)}" + (f", {row.failed} failed" if row.failed else ""),
+        duration(row.in_calls_ns), f"{len(row.calls)}" + (f", {row.failed} failed" if row.failed else ""),
         _known(row.tokens.get("input")), _known(row.tokens.get("output")),
     )  # fmt: skip
 
