@@ -11,6 +11,10 @@ import pytest
 from doctor_support import CHAT, detail, healthy, ids, look, reply
 from support.http_servers import DONE, Answer, Request, chunk, event, in_pieces, json_answer, sse, usage_chunk
 
+from tokentrace.doctor.check import Live, Situation
+from tokentrace.doctor.stream import CHECKS
+from tokentrace.exchange import Chunk, Exchange
+
 ROOT = Path(os.environ.get("TOKENTRACE_RECORDINGS", "/nonexistent"))
 LISTED = ROOT / "sse" / "sse_facts.json"
 FACTS: dict[str, Any] = json.loads(LISTED.read_text()) if LISTED.exists() else {}
@@ -36,6 +40,32 @@ def test_a_stream_that_is_held_back() -> None:
     pieces = b"".join(chunk(f" w{n}") for n in range(15)) + chunk(" end", finish="length") + usage_chunk(9, 16) + DONE
     found = _with(sse(0.5, pieces))
     assert "TT870" in ids(found, "warn") and "proxy_buffering" in found.verdict.fix
+
+
+def test_text_that_comes_at_once_behind_keepalives_is_not_the_gateways_buffer() -> None:
+    pieces = b"".join(chunk(f" w{n}") for n in range(15)) + chunk(" end", finish="length") + usage_chunk(9, 16) + DONE
+    alive = b": keep-alive\n\n"
+    found = _with(sse(0.1, alive, 0.2, alive, 0.2, alive, 0.1, pieces))
+    said = detail(found, "TT870")
+    assert "TT870" in ids(found, "warn") and "the text is held back, not the stream" in said
+    assert "proxy_buffering" not in found.verdict.fix
+
+
+def _streamed(*arrivals: tuple[float, str]) -> Any:
+    """What the check says of a reply whose pieces came at these milliseconds."""
+    x = Exchange("http://x", "m", 1, "", complete=True, streamed=True, start_ns=10**18)
+    x.chunks = [Chunk(x.start_ns + int(at * 1e6), kind, "w" * (kind == "content")) for at, kind in arrivals]
+    (result,) = next(c for c in CHECKS if c.id == "TT870").run(Situation("endpoint", {}, 0.0, live=Live(first=x)))
+    return result
+
+
+def test_silence_is_what_nothing_at_all_came_in() -> None:
+    words = [(2000.0 + 40 * n, "content") for n in range(16)]
+    found = _streamed((102, "role"), (603, "keepalive"), *words)
+    assert found.status == "ok" and "after 1.40 s of silence; 2 pieces without text came before" in found.evidence[0]
+    assert "after 2.00 s of silence" in _streamed((2000, "role"), *words).evidence[0]
+    at_once = [(2540 + 0.05 * n, "content") for n in range(8)]
+    assert "proxy_buffering" in _streamed((2540, "role"), *at_once).fix, "the role was held with the rest"
 
 
 def test_no_streaming_at_all() -> None:

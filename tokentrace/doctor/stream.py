@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tokentrace.doctor.check import Check, Result, Situation, ok, unknown, warn
 from tokentrace.doctor.live import NOTE_ONE_TOKEN
-from tokentrace.exchange import Exchange
+from tokentrace.exchange import TOKEN_KINDS, Chunk, Exchange
 from tokentrace.wording import duration, plural
 
 #: Pieces that come this close together were not made one after the other by a model.
@@ -39,17 +39,38 @@ def _buffered(s: Situation) -> Iterable[Result]:
     if len(times) < _MIN_PIECES:
         yield unknown("TT870", f"only {len(times)} pieces of text came, too few to see how they stream")
         return
-    spread, silence = times[-1] - times[0], times[0] - x.start_ns
+    spread, until = times[-1] - times[0], times[0] - x.start_ns
+    early = _before_the_text(x)
+    silence = times[0] - (early[-1].time_ns if early else x.start_ns)
     evidence = f"{len(times)} pieces within {duration(spread)}, after {duration(silence)} of silence"
-    if spread < _AT_ONCE_NS * len(times) / _MIN_PIECES and silence > _SILENCE_NS and silence > 20 * spread:
+    if early:
+        first = duration(early[0].time_ns - x.start_ns)
+        evidence += f"; {plural(len(early), 'piece')} without text came before, the first after {first}"
+    if spread >= _AT_ONCE_NS * len(times) / _MIN_PIECES or until <= _SILENCE_NS or until <= 20 * spread:
+        yield ok("TT870", "the pieces of the reply come one by one", evidence)
+    elif early:
+        # What holds a stream back holds these too: whoever held the text let them pass or made them.
         yield warn(
             "TT870",
-            f"the stream is held back: all {len(times)} pieces came at once after {duration(silence)}",
-            "switch response buffering off in the gateway (nginx: proxy_buffering off, or X-Accel-Buffering: no)",
+            f"the text is held back, not the stream: all {len(times)} pieces of it came at once after "
+            f"{duration(until)}, and what has no text came before",
+            "look at what turns tokens into text: a server or gateway that waits for the whole reply, a filter, or a "
+            "reasoning or tool parser",
             evidence,
         )
     else:
-        yield ok("TT870", "the pieces of the reply come one by one", evidence)
+        yield warn(
+            "TT870",
+            f"the stream is held back: all {len(times)} pieces came at once after {duration(until)}",
+            "switch response buffering off in the gateway (nginx: proxy_buffering off, or X-Accel-Buffering: no)",
+            evidence,
+        )
+
+
+def _before_the_text(x: Exchange) -> list[Chunk]:
+    """Keep-alives, the role: what came through the stream by itself before the first text."""
+    first = x.token_times_ns[0]
+    return [one for one in x.chunks if one.kind not in TOKEN_KINDS and first - one.time_ns > _AT_ONCE_NS]
 
 
 def _usage(s: Situation) -> Iterable[Result]:
