@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import random
 import re
 import shutil
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from live_support import Program
@@ -28,6 +30,14 @@ from tokentrace.errors import AttachError
 REPEATS = int(os.environ.get("TOKENTRACE_ATTACH_REPEATS", "50"))
 STUB = Path(attach.__file__).with_name("stub.S")
 Start = Callable[..., Program]
+
+
+def another(program: Program, folder: Path, code: str, **more: Any) -> subprocess.Popen[str]:
+    """Another tokentrace, that runs `code` with `a` the package and `found` the program as a server."""
+    (folder / "found").write_bytes(pickle.dumps(program.found))
+    begin = "import sys, time, pickle, tokentrace.attach as a; found = pickle.load(open(sys.argv[1], 'rb'))\n"
+    command = [sys.executable, "-c", begin + code, str(folder / "found")]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **more)
 
 
 def unharmed(program: Program) -> None:
@@ -110,40 +120,23 @@ def test_another_attach_is_refused_while_one_goes_on(program: Start) -> None:
 
 def test_two_attaches_in_two_runtime_folders_do_not_meet_in_one_process(program: Start, tmp_path: Path) -> None:
     running = program("waiting")
-    code = (
-        "import sys, pickle, tokentrace.attach as a; found = pickle.load(open(sys.argv[1], 'rb'))\n"
-        "try: a.open(found, method='borrow')\nexcept Exception as error: print(error)"
-    )
-    import pickle
-
-    (tmp_path / "found").write_bytes(pickle.dumps(running.found))
+    code = "try: a.open(found, method='borrow')\nexcept Exception as error: print(error)"
     elsewhere = tmp_path / "run"
     elsewhere.mkdir(mode=0o700)
-    with attach.open(running.found):
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path / "found")],
-            env={**os.environ, "XDG_RUNTIME_DIR": str(elsewhere)},
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-    assert "another tokentrace" in done.stdout
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(elsewhere)}
+    with attach.open(running.found), another(running, tmp_path, code, env=environment) as second:
+        said, _ = second.communicate(timeout=240)
+    assert "another tokentrace" in said
     unharmed(running)
 
 
 def test_a_killed_tokentrace_leaves_nothing_behind(program: Start, tmp_path: Path) -> None:
-    import pickle
-
     running = program("computing")
-    (tmp_path / "found").write_bytes(pickle.dumps(running.found))
     code = (
-        "import sys, time, pickle, tokentrace.attach as a; found = pickle.load(open(sys.argv[1], 'rb'))\n"
         "attached = a.open(found); attached.agents[0].enable('jit')\n"
         "print(attached.inside[0].socket, flush=True); time.sleep(600)"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "found")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tokentrace:
+    with another(running, tmp_path, code) as tokentrace:
         assert tokentrace.stdout is not None
         socket = Path(tokentrace.stdout.readline().strip())
         assert socket.exists()
@@ -156,17 +149,10 @@ def test_a_killed_tokentrace_leaves_nothing_behind(program: Start, tmp_path: Pat
 
 
 def test_a_tokentrace_killed_in_mid_injection_harms_nobody(program: Start, tmp_path: Path) -> None:
-    import pickle
-
     running = program("computing")
-    (tmp_path / "found").write_bytes(pickle.dumps(running.found))
-    code = (
-        "import sys, pickle, tokentrace.attach as a; found = pickle.load(open(sys.argv[1], 'rb'))\n"
-        "from tokentrace.attach import inject; print('go', flush=True); a.open(found).close(); print('end')"
-    )
+    code = "from tokentrace.attach import inject; print('go', flush=True); a.open(found).close(); print('end')"
     for _ in range(5):
-        command = [sys.executable, "-c", code, str(tmp_path / "found")]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tokentrace:
+        with another(running, tmp_path, code) as tokentrace:
             assert tokentrace.stdout is not None
             tokentrace.stdout.readline()
             time.sleep(random.uniform(0.0, 0.4))
@@ -186,7 +172,6 @@ def test_a_tokentrace_killed_in_mid_injection_harms_nobody(program: Start, tmp_p
 
 #: Comes as far as the agent listens, and not to it. Such an agent would go by itself too, but not while a test waits.
 NOT_ARRIVED = """
-import sys, time, pickle, tokentrace.attach as a
 from tokentrace.attach import inject, payload
 name = payload.PACKAGE + ".control"
 payload.sources()[name] = payload.sources()[name].replace("ALONE_S = 30.0", "ALONE_S = 86400.0")
@@ -196,7 +181,7 @@ def listening(process, socket, *_):
     print(socket, flush=True)
     time.sleep(600)
 inject._listening = listening
-a.open(pickle.load(open(sys.argv[1], 'rb')), method="borrow")
+a.open(found, method="borrow")
 """
 
 
@@ -204,12 +189,8 @@ a.open(pickle.load(open(sys.argv[1], 'rb')), method="borrow")
 def test_an_agent_whose_tokentrace_was_ended_before_it_came_to_it_leaves(
     program: Start, tmp_path: Path, number: signal.Signals
 ) -> None:
-    import pickle
-
     running = program("waiting")
-    (tmp_path / "found").write_bytes(pickle.dumps(running.found))
-    command = [sys.executable, "-c", NOT_ARRIVED, str(tmp_path / "found")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as tokentrace:
+    with another(running, tmp_path, NOT_ARRIVED, stderr=subprocess.DEVNULL) as tokentrace:
         assert tokentrace.stdout is not None
         socket = Path(tokentrace.stdout.readline().strip())
         assert socket.exists()
