@@ -25,7 +25,6 @@ from support.http_servers import (
 
 from tokentrace.client.chat import chat
 from tokentrace.client.settings import Endpoint
-from tokentrace.exchange import Exchange
 
 WHOLE = {"id": "c-1", "model": "alpha", "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello"},
          "finish_reason": "stop"}], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}  # fmt: skip
