@@ -73,10 +73,35 @@ def test_a_reply_of_one_token_that_was_cut_off_is_counted_in_the_singular() -> N
 
 
 def test_from_outside_the_server_the_slowest_is_the_wait_or_the_stream() -> None:
-    for decode_ms, told in ((1, "The wait for the reply's first byte took 4"), (90, "The reply's stream took 18")):
+    for decode_ms, told in ((1, "The wait for the first token took 4"), (90, "The reply's stream took 18")):
         once = request_pass("once", deep=False, decode_ms=decode_ms)
         once.records = [r for r in once.records if r.layer == 8 and r.process == CLIENT]
         assert run([once]).slowest.startswith(told), run([once]).slowest
+
+
+def test_a_reply_in_one_piece_is_waited_for_as_a_whole() -> None:
+    once = request_pass("once", deep=False, steps=1, prefill_ms=90)
+    once.records = [r for r in once.records if r.layer == 8 and r.process == CLIENT]
+    assert once.exchange is not None
+    once.exchange.streamed = False
+    assert run([once]).slowest.startswith("The wait for the reply took 9")
+
+
+def test_the_operator_inside_decoding_is_of_its_steps_alone() -> None:
+    """A prefill that another operator fills says nothing of where decoding spends its time."""
+    once = request_pass("once", steps=6, prefill_ms=45, decode_ms=10)
+    edge = next(r for r in once.records if r.name == "step").end_ns
+    for record in once.records:
+        if record.name == "leaf aten::mm" and record.start_ns < edge:
+            record.name = "leaf aten::addmm"
+    found = run([once])
+    assert found.operators[0].name == "aten::mm" and found.operators[1].name == "aten::addmm"
+    assert found.slowest.startswith("Decoding took 50.0 ms")
+    mine = [r for r in once.records if r.layer in (4, 3) and r.start_ns >= edge]
+    leaves = sum(r.end_ns - r.start_ns for r in mine if r.layer == 3)
+    assert f"inside, aten::mm had {share(leaves, sum(r.end_ns - r.start_ns for r in mine if r.layer == 4))} of" in (
+        found.slowest
+    )
 
 
 def test_steps_tokens_and_operators_as_tables() -> None:

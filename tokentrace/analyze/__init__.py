@@ -15,7 +15,7 @@ from tokentrace.analyze._findings import findings
 from tokentrace.analyze._forms import Form, form
 from tokentrace.analyze._layers import LayerTimes, layer_times
 from tokentrace.analyze._passes import PassView, headline, passes
-from tokentrace.analyze._slowest import Counted, OperatorRow, operators, slowest
+from tokentrace.analyze._slowest import Counted, OperatorRow, SeenIn, operators, slowest
 from tokentrace.analyze._steps import StepRow, TokenRow, steps, tokens
 from tokentrace.analyze._sweep import Gap, Place, by_place, gaps, sweep
 from tokentrace.layers import load
@@ -132,7 +132,8 @@ def analyze(trace: Trace, counted: Counted | None = None) -> Analysis:
         forms={(x.number, way): form(trace, order, x, way) for x in load() for way in (DOWN, UP)},
         gaps=holes,
         slowest=slowest(
-            trace, main.view, main.own_by_row, main.steps, holes[0] if holes else None, top, in_operators, counted
+            trace, main.view, main.own_by_row, main.steps, holes[0] if holes else None, counted,
+            SeenIn(seeing.view, seeing.own_by_row, seeing.steps) if counted is None else None,
         ),
         steps=main.steps,
         tokens=tokens(trace, main.view),

@@ -14,6 +14,8 @@ from tokentrace.layers import MARKS
 from tokentrace.model import Trace
 from tokentrace.wording import duration, plural, share
 
+_ROLES = {"prefill": "Prefill", "decode": "Decoding", "mixed": "Mixed prefill and decode"}
+
 
 @dataclass(slots=True)
 class OperatorRow:
@@ -28,6 +30,15 @@ class OperatorRow:
 
     def as_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class SeenIn:
+    """The pass that saw operators: its own times by row, its steps."""
+
+    view: PassView
+    own: Mapping[int, int]
+    steps: list[StepRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +80,13 @@ def slowest(
     own: Mapping[int, int],
     steps: list[StepRow],
     gap: Gap | None,
-    top: list[OperatorRow],
-    operators_own_ns: int,
     counted: Counted | None = None,
+    seeing: SeenIn | None = None,
 ) -> str:
-    """Which part took most of the wall time, and where in it. `operators_own_ns`: of all operators and kernels, in the
-    pass of `top`."""
+    """Which part took most of the wall time, and where in it. `seeing`: the pass that saw operators."""
     candidates: list[tuple[int, str, str]] = []  # the time, what took it, and where in it
     compiled: dict[str, int] = {}
-    for role, title in (("prefill", "Prefill"), ("decode", "Decoding"), ("mixed", "Mixed prefill and decode")):
+    for role, title in _ROLES.items():
         chosen = [s for s in steps if s.took_part_as(role)]
         if chosen:
             spent = sum(s.wall_ns for s in chosen)
@@ -102,7 +111,7 @@ def slowest(
     if names:
         (layer, name), spent = max(names.items(), key=lambda item: item[1])
         candidates.append((spent, f"`{name}` (layer {layer})", ""))
-    outside = {"wait": "The wait for the reply's first byte", "stream": "The reply's stream"}
+    outside = {"wait": _waited_for(view), "stream": "The reply's stream"}
     phases = [
         r for r in view.rows if trace.layer[r] == 8 and trace.parent[r] == view.chat and name_of(trace, r) in outside
     ]
@@ -120,9 +129,46 @@ def slowest(
     text = f"{what} took {duration(spent)}, {share(spent, view.wall_ns)} of {_whole(trace, view)}{where}"
     if 2 * compiled.get(what, 0) > spent:
         text += f"; inside, compiling took {duration(compiled[what])}"
-    elif top and operators_own_ns and what.startswith(("Prefill", "Decoding", "Mixed")):
-        text += f"; inside, {top[0].name} had {share(top[0].own_ns, operators_own_ns)} of the operators' time"
+    elif seeing is not None and what in _ROLES.values():
+        text += _operator_inside(trace, seeing, next(role for role, title in _ROLES.items() if title == what))
     return f"{text}."
+
+
+def _waited_for(view: PassView) -> str:
+    """What ended the phase `wait`: the first token of a stream. Its headers, role and keep-alives came before."""
+    streamed = view.exchange.get("chunks") and view.exchange.get("ttft_ns") is not None
+    return "The wait for the first token" if streamed else "The wait for the reply"
+
+
+def _operator_inside(trace: Trace, seeing: SeenIn, role: str) -> str:
+    """The operator with the most own time in the steps of this role, where a profiler saw into any of them."""
+    chosen = {_step_key(step.index, step.start_ns) for step in seeing.steps if step.took_part_as(role)}
+    within: dict[int, bool] = {0: False}
+    names: dict[str, int] = {}
+    for row, spent in seeing.own.items():
+        if trace.layer[row] not in (4, 3) or (name := name_of(trace, row)) in MARKS:
+            continue
+        path, at = [], row
+        while at not in within:
+            path.append(at)
+            if trace.layer[at] == 6 and name_of(trace, at) == "step":
+                index = trace.attributes(at).get("tokentrace.step.index")
+                within[at] = _step_key(index, trace.start_ns[at] - seeing.view.start_ns) in chosen
+            else:
+                at = trace.parent[at]
+        within.update(dict.fromkeys(path, within[at]))
+        if within[row]:
+            name = name.removeprefix("leaf ")
+            names[name] = names.get(name, 0) + spent
+    if not names:
+        return ""
+    first = min(names, key=lambda name: (-names[name], name))
+    return f"; inside, {first} had {share(names[first], sum(names.values()))} of the operators' time"
+
+
+def _step_key(index: Any, start_ns: int) -> tuple[str, int]:
+    """Steps of several processes are the same one by their index."""
+    return ("index", index) if isinstance(index, int) else ("start", start_ns)
 
 
 def _compiling_in(trace: Trace, view: PassView, own: Mapping[int, int], chosen: list[StepRow]) -> int:
