@@ -106,7 +106,7 @@ def test_list_and_show_tell_the_whole_of_a_program_and_its_calls(stored: tuple[P
     report = build(made)
     chain = runs.save(made, made, report).name
     shown = next(line for line in tokentrace("list", data=data).stdout.splitlines() if chain in line)
-    assert " 2345 ms " in shown and "2 calls: my chain" in shown
+    assert " 2.35 s " in shown and "2 calls: my chain" in shown
     rows = {row["run"]: row for row in orjson.loads(tokentrace("list", "--json", data=data).stdout)["runs"]}
     assert rows[chain]["program"] == {"name": "my chain", "wall_ns": 2_345_000_000, "calls": 2}
     assert rows[chain]["wall_ns"] == report.wall_ns and rows[name]["program"] is None

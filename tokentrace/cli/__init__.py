@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from tokentrace.errors import TokentraceError
+from tokentrace.cli import _streams
+from tokentrace.errors import TokentraceError, UsageError
 from tokentrace.version import __version__
 
 #: name -> (module, one line of help). The help stands here so that `tokentrace --help` imports no command.
@@ -56,6 +57,18 @@ class _Lazy(click.Group):
         command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and name not in COMMANDS:
+            import difflib
+
+            near = difflib.get_close_matches(name, COMMANDS, 1)
+            fix = f"tokentrace {near[0]}" if near else "tokentrace --help lists them"
+            raise UsageError(f"there is no command {name!r}", fix=fix)
+        return super().resolve_command(ctx, args)
+
     def make_context(self, *given: Any, **named: Any) -> click.Context:
         with _closed_pipe():
             return super().make_context(*given, **named)
@@ -92,10 +105,9 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: prints one sentence and its fix for every error meant for the user, never a traceback."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # an ASCII one must not fail at the first other character
-            stream.reconfigure(errors="backslashreplace")
+    _streams.prepare()
     try:
+        _streams.check_arguments(sys.argv[1:])
         cli.main(standalone_mode=False)
     except click.exceptions.Abort:
         click.echo("interrupted", err=True)
@@ -103,7 +115,11 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except click.ClickException as error:
-        error.show()
+        from tokentrace.emit._signs import clean
+
+        shown = io.StringIO()
+        error.show(shown)
+        click.echo(clean(shown.getvalue(), newlines=True), err=True, nl=False)
         sys.exit(error.exit_code)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
@@ -119,11 +135,13 @@ def main() -> None:
 
 def show_error(error: TokentraceError) -> None:
     """The sentence, the fix, and what else is known, on standard error."""
-    click.echo(f"tokentrace: {error}", err=True)
+    from tokentrace.emit._signs import clean  # what others wrote may hold control characters
+
+    click.echo(clean(f"tokentrace: {error}"), err=True)
     if error.fix:
-        click.echo(f"  fix: {error.fix}", err=True)
+        click.echo(clean(f"  fix: {error.fix}"), err=True)
     for line in error.detail.splitlines():
-        click.echo(f"  | {line}", err=True)
+        click.echo(clean(f"  | {line}"), err=True)
     if error.layer:
         from tokentrace.doctor import pointer
 

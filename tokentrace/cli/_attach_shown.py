@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from tokentrace.cli import _streams
 from tokentrace.wording import duration, plural
 
 if TYPE_CHECKING:
@@ -94,9 +93,7 @@ def _named(process: ServerProcess) -> str:
 def show_plan(plan: Plan, console: Console, *, as_json: bool) -> None:
     """What would be done, as text or as JSON."""
     if as_json:
-        import orjson
-
-        click.echo(orjson.dumps(plan.to_json(), option=orjson.OPT_INDENT_2).decode())
+        _streams.print_json(plan.to_json())
         return
 
     say = _speaker(console)

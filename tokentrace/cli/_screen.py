@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tokentrace.cli import _streams
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -50,9 +52,7 @@ def show(
 
         done.error = after_failure(done.error, endpoint)
     if as_json:
-        import orjson
-
-        click.echo(orjson.dumps({**done.report.to_json(), **(more or {})}, option=orjson.OPT_INDENT_2).decode())
+        _streams.print_json({**done.report.to_json(), **(more or {})})
     elif not quiet and (done.error is None or detail or done.report.reply):
         # A request that failed before a byte of its reply came has nothing to show but the failure.
         print_report(done.report, console, detail=detail, runs_folder=runs.folder())
@@ -99,13 +99,16 @@ class Screen:
             sys.stdout.flush()
 
     def text(self, piece: str) -> None:
+        """A piece of the reply. A model may write control characters; the terminal does not get them."""
+        from tokentrace.emit._signs import clean
+
         if not self._show_text:
             return
         if self._terminal and not self._on_line:
             sys.stderr.write("\r\x1b[2K")
             sys.stderr.flush()
         self._on_line = True
-        sys.stdout.write(_printable(piece))
+        sys.stdout.write(clean(piece, newlines=True))
         sys.stdout.flush()
 
     def end(self) -> None:
@@ -113,8 +116,3 @@ class Screen:
         if self._terminal:
             sys.stderr.write("\r\x1b[2K")
             sys.stderr.flush()
-
-
-def _printable(text: str) -> str:
-    """A model may write control characters; the terminal does not get them."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tokentrace.cli import _options
+from tokentrace.cli import _options, _streams
 from tokentrace.cli._attach_shown import as_document, show_attached, show_plan
 from tokentrace.cli._receive import receiving
 from tokentrace.cli._screen import Screen, end_as_ctrl_c_does, show
@@ -136,7 +136,6 @@ def command(**given: Any) -> None:
       tokentrace attach http://localhost:8000 "Hi" --receive
       tokentrace attach --pid 4711 --requests 5 --otlp http://localhost:4318
     """
-    from rich.console import Console
 
     from tokentrace import attach
     from tokentrace.attach.plan import plan
@@ -144,7 +143,7 @@ def command(**given: Any) -> None:
     asked = _Asked(**given)
     _check(asked)
     end_as_ctrl_c_does()
-    console = Console(stderr=asked.as_json, no_color=asked.no_color or None, highlight=False)
+    console = _streams.new_console(stderr=asked.as_json, no_color=asked.no_color)
     endpoint = _endpoint(asked)
     found = attach.find(endpoint, pid=asked.pid)
     method = asked.method
@@ -275,7 +274,7 @@ def _prompt(asked: _Asked) -> Ask | None:
     text = asked.url_and_prompt[1]
     if text is None:
         return None
-    text = sys.stdin.read() if text == "-" else text
+    text = _streams.standard_input() if text == "-" else text
     return Ask(text, asked.system, asked.max_tokens, asked.temperature or 0.0, None)
 
 
@@ -349,8 +348,6 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
             interrupted = True
 
     if asked.as_json:
-        import orjson
-
         for _ in runs(lambda count: None):
             pass
         document = {
@@ -359,7 +356,7 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
             "requests": [asdict(row) for row in rows],
             "under_way": under_way,
         }
-        click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+        _streams.print_json(document)
     else:
         show_rows(runs, console)
         saved = [row.run for row in rows if row.run]

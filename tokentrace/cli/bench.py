@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tokentrace.cli import _options
+from tokentrace.cli import _options, _streams
 from tokentrace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def command(
     if targets is None and temperature is None:
         temperature = 0.0
     plan = Plan(
-        prompt=sys.stdin.read() if prompt == "-" else prompt,
+        prompt=_streams.standard_input() if prompt == "-" else prompt,
         count=count,
         concurrency=concurrency or (0 if rate is not None else 1),
         rate=rate,
@@ -192,9 +192,7 @@ def _served(
 
 def _show(result: Result, *, as_json: bool, quiet: bool, no_color: bool) -> None:
     if as_json:
-        import orjson
-
-        click.echo(orjson.dumps(result.to_json(), option=orjson.OPT_INDENT_2).decode())
+        _streams.print_json(result.to_json())
     elif quiet:
         from tokentrace.bench.session import told
 
@@ -238,11 +236,10 @@ class _Screen:
         self._end()
         if not self._terminal:
             return
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-        self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+        self._bar = Progress(*columns, TimeRemainingColumn(), console=_streams.new_console(stderr=True), transient=True)
         self._bar.start()
         self._failed = 0
         self._task = self._bar.add_task(what, total=count)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from tokentrace.cli import _streams
 from tokentrace.errors import UsageError
 
 
@@ -70,12 +71,10 @@ def command(
         write_diff(found, Path(out))
     exceeded, undecided = found.exceeds(*limit), found.undecided(*limit)
     if as_json:
-        import orjson
-
         document = found.to_json()
         if fail_over is not None:
             document["fail_over"] = {"limit": fail_over, "exceeded": None if undecided else exceeded}
-        click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+        _streams.print_json(document)
     elif quiet:
         click.echo(found.verdict.sentence)
     else:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from tokentrace.cli import _options
+from tokentrace.errors import UsageError
 
 
 @click.command("doctor")
@@ -70,6 +71,8 @@ def command(
     from tokentrace.emit.terminal import make_console, shows_unicode
 
     if explain is not None:
+        if as_json:
+            raise UsageError("--explain has no JSON", fix=f"tokentrace doctor --explain {explain}")
         click.echo(explained(by_id(explain), shows_unicode(make_console(sys.stdout))))
         return
     wishes = doctor.Wishes(

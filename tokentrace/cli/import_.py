@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tokentrace.cli import _streams
 from tokentrace.cli._options import NO_COLOR
 from tokentrace.errors import UsageError
 from tokentrace.wording import plural, share
@@ -94,10 +95,7 @@ def command(
     if out:
         save(imported.trace, Path(out), report=report)
     if as_json:
-        import orjson
-
-        document = _document(imported, report)
-        click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY).decode())
+        _streams.print_json(_document(imported, report))
     elif not quiet:
         _print(imported, report, no_color)
         if out:
@@ -185,12 +183,10 @@ def _power_of(
         save(trace, Path(out), report=of_trace(trace, [out]))
     written = [out] if out else []
     if as_json:
-        import orjson
-
         power = [span.attributes for span in trace.spans if span.layer == 1 and span.name == "power"]
         document = {"schema": "tokentrace.import.power/1", "trace_id": trace.trace_id_hex, "power": power,
                     "findings": _findings(findings), "files": written}  # fmt: skip
-        click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+        _streams.print_json(document)
         return
     if quiet:
         return
@@ -277,7 +273,6 @@ def _idle(figures: dict[str, Any]) -> str:
 
 
 def _print(imported: Imported, report: Report, no_color: bool) -> None:
-    from rich.console import Console
 
     from tokentrace.emit.terminal import print_report
 
@@ -290,7 +285,7 @@ def _print(imported: Imported, report: Report, no_color: bool) -> None:
     if recorded:
         click.echo()
         report = replace(report, findings=[], files=[])
-        print_report(report, Console(no_color=no_color or None, highlight=False))
+        print_report(report, _streams.new_console(no_color=no_color))
         click.echo()
     _print_findings(imported.findings)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tokentrace.cli import _streams
 from tokentrace.errors import TokentraceError
 from tokentrace.layers import Layer, load
 from tokentrace.probe import ProbeContext
@@ -39,10 +40,8 @@ def command(as_json: bool) -> None:
     """
     rows = [_row(layer) for layer in load()]
     if as_json:
-        import orjson
-
         document = {"schema": "tokentrace.layers/1", "layers": rows}
-        click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+        _streams.print_json(document)
         return
     _table(rows)
 
@@ -95,10 +94,9 @@ def _device_node() -> bool:
 
 def _table(rows: list[dict[str, Any]]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console = _streams.new_console()
     if console.width < _NARROW:
         for row in rows:
             console.print(f"{row['number']} {row['title']}: {row['status']}", markup=False, style="bold")

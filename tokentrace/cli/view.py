@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tokentrace.cli import _streams
 from tokentrace.errors import UsageError
 from tokentrace.wording import plural
 
@@ -46,8 +47,6 @@ def command(run: str | None, out: str | None, folded: bool, no_open: bool, as_js
     opened = not no_open and not as_json and _open(path)
     size = path.stat().st_size
     if as_json:
-        import orjson
-
         told = {
             "schema": "tokentrace.view/1",
             "file": str(path),
@@ -57,7 +56,7 @@ def command(run: str | None, out: str | None, folded: bool, no_open: bool, as_js
             "folded": _folded(trace, report),
             "trace_id": report.trace_id,
         }
-        click.echo(orjson.dumps(told, option=orjson.OPT_INDENT_2).decode())
+        _streams.print_json(told)
     elif not quiet:
         click.echo(f"{path} ({plural(len(trace), 'span')}, {size / 1e6:.1f} MB{', opened' if opened else ''})")
 

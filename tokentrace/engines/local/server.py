@@ -41,7 +41,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter: no name of a host can look like this
         raise EngineError(f"{host} is no address of this machine: {error}", fix="use --host 127.0.0.1") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free, a used one not
