@@ -134,8 +134,10 @@ def _chat_attributes(x: Exchange) -> Iterator[tuple[str, Any]]:
         yield "gen_ai.response.model", x.response_model
     if x.finish_reason:
         yield "gen_ai.response.finish_reasons", [x.finish_reason]
+    if (first := _first_chunk_ns(x)) is not None:
+        yield "gen_ai.response.time_to_first_chunk", (first - x.start_ns) / 1e9
     if x.ttft_ns is not None:
-        yield "gen_ai.response.time_to_first_chunk", x.ttft_ns / 1e9
+        yield "tokentrace.ttft_ns", x.ttft_ns
     if x.input_tokens is not None:
         yield "gen_ai.usage.input_tokens", x.input_tokens
     if x.output_tokens is not None:
@@ -168,6 +170,13 @@ def _chat_attributes(x: Exchange) -> Iterator[tuple[str, Any]]:
             yield "tokentrace.error.check", x.error.check
     if x.notes:
         yield "tokentrace.notes", list(x.notes)
+
+
+def _first_chunk_ns(x: Exchange) -> int | None:
+    """When the stream's first chunk came. By the conventions that is one of any content: a role counts, a comment is
+    none."""
+    chunks = [c.time_ns for c in x.chunks if c.kind not in ("keepalive", "error", "done")] if x.streamed else []
+    return chunks[0] if chunks else None
 
 
 def _events(x: Exchange) -> Iterator[Event]:

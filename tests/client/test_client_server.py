@@ -136,11 +136,22 @@ def test_records_of_a_whole_reply() -> None:
     assert probe.state.status == "seen" and probe.state.facts["text_chunks"] == 2
 
 
+def test_the_first_chunk_is_the_role_and_the_first_token_is_not() -> None:
+    """The conventions' time to the first chunk, and ours to the first token."""
+    records, _ = collected(sse(b": ping\n\n", 0.05, chunk(role="assistant"), 0.05, chunk("He", finish="stop"), DONE))
+    chat = records[0]
+    at = {e.name: e.time_ns - chat.start_ns for e in chat.events}
+    assert chat.attributes["gen_ai.response.time_to_first_chunk"] == at["tokentrace.role"] / 1e9
+    assert chat.attributes["tokentrace.ttft_ns"] == at["tokentrace.token"]
+    assert at["tokentrace.keepalive"] < at["tokentrace.role"] < at["tokentrace.token"]
+
+
 def test_records_of_a_failed_request() -> None:
     records, probe = collected(json_answer({"error": {"message": "no"}}, 500))
     chat = records[0]
     assert chat.status == STATUS_ERROR and chat.attributes["error.type"] == "500" and "failed" in chat.status_message
-    for unknown in ("gen_ai.usage.output_tokens", "gen_ai.response.time_to_first_chunk", "gen_ai.response.id"):
+    for unknown in ("gen_ai.usage.output_tokens", "gen_ai.response.time_to_first_chunk", "gen_ai.response.id",
+                    "tokentrace.ttft_ns"):  # fmt: skip
         assert unknown not in chat.attributes
     assert probe.state.facts["ttft_ns"] is None and probe.state.facts["error_check"] == "TT846"
 
