@@ -8,6 +8,7 @@ from tokentrace.bench.plots import CSS, scatter, shares
 from tokentrace.bench.result import Result, TargetResult
 from tokentrace.bench.terminal import PERCENTILES, TITLES, cell, number
 from tokentrace.compare.page import table, text, write
+from tokentrace.wording import share
 
 
 def write_result(result: Result, path: Path) -> None:
@@ -44,7 +45,7 @@ def _target(one: TargetResult) -> str:
         rows.append([*row, text(f"{figure.count:,} in {figure.requests:,} requests")])
     found = table(f"{one.name}: {one.model} at {one.url}", ("", "mean", *PERCENTILES, "measurements"), rows)
     errors = [
-        [text(g.check), text(f"{g.count} ({g.share:.0%})"), text(f"{g.title}: {g.message}; {g.fix}")]
+        [text(g.check), text(f"{g.count} ({share(g.share, 1)})"), text(f"{g.title}: {g.message}; {g.fix}")]
         for g in one.errors
     ]
     if errors:

@@ -8,7 +8,7 @@ from tokentrace.bench.result import Result, TargetResult
 from tokentrace.bench.server_figures import ServerFigures
 from tokentrace.bench.stats import Figure, Quantile, success_interval
 from tokentrace.emit._signs import ASCII, clean
-from tokentrace.wording import duration, plural
+from tokentrace.wording import duration, plural, share
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,10 +79,9 @@ class _Printer:
     def target(self, one: TargetResult) -> None:
         count, good = len(one.measured), len(one.good)
         low, high = success_interval(good, count)
-        share = f"{good / count:.0%}".replace("%", " %") if count else "–"
         self.line(f"{one.name}  {one.model}  {one.url}", "bold")
-        text = f"{good} of {plural(count, 'request')} worked ({share}, 95 % interval {low:.0%} to {high:.0%})"
-        self.line(text.replace("%)", " %)").replace("% to", " % to"))
+        told = f"{share(good, count) if count else '–'}, 95 % interval {share(low, 1)} to {share(high, 1)}"
+        self.line(f"{good} of {plural(count, 'request')} worked ({told})")
         seconds = one.wall_ns / 1e9
         if seconds > 0 and good:
             tokens = one.output_tokens
