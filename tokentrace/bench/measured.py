@@ -13,10 +13,10 @@ class Measured:
     """Times in ns. None is unknown, not zero. In an open loop `ttft_ns` and `total_ns` count from when the request was
     due; `delay_ns` is how much later it was sent.
 
-    `between_ns`: distances of consecutive chunks with text, which may hold several tokens each. `mean_between_ns`: from
-    the first token to the reply's end over the tokens after the first, as the server counted them, else the mean gap.
-    `wait_ns`: from the request sent to its first token, without connecting. `cpu_ns`: processor time that this client
-    spent on it.
+    `between_ns`: distances of consecutive chunks with text, which may hold several tokens each; none where all came in
+    one read. `mean_between_ns` and `tokens_per_s` are those of `exchange.Pace`; `exact` False: a token took at least,
+    and in a second came at most so much; `pace_why` says why they are not known, or not exact. `wait_ns`: from the
+    request sent to its first token, without connecting. `cpu_ns`: processor time that this client spent on it.
     """
 
     target: int
@@ -34,6 +34,8 @@ class Measured:
     output_tokens: int | None = None
     chunks: int = 0
     tokens_per_s: float | None = None
+    exact: bool = False
+    pace_why: str = ""
     ok: bool = True
     check: str = ""
     error: str = ""
@@ -50,14 +52,7 @@ def measure(job: Job, exchange: Exchange, due_ns: int | None, cpu_ns: int) -> Me
     delay = exchange.start_ns - begin
     times = exchange.token_times_ns
     error = exchange.error
-    mean: float | None = None
-    if len(times) > 1:
-        # To the end, not to the last text: the end mark is a counted token that took a step and has no text.
-        counted = told.output_tokens is not None and told.output_tokens > 1 and told.tokens_per_s is not None
-        mean = (exchange.end_ns - times[0]) / (told.output_tokens - 1) if counted and told.output_tokens else None
-    rate = 1e9 / mean if mean and exchange.streamed else None
-    if mean is None and len(times) > 1:
-        mean = (times[-1] - times[0]) / (len(times) - 1)
+    pace = exchange.pace
     sent = next((p.end_ns for p in reversed(exchange.phases) if p.name == "send"), None)
     return Measured(
         target=job.target,
@@ -67,14 +62,16 @@ def measure(job: Job, exchange: Exchange, due_ns: int | None, cpu_ns: int) -> Me
         end_ns=exchange.end_ns,
         delay_ns=delay,
         total_ns=exchange.end_ns - begin,
-        ttft_ns=told.ttft_ns + delay if told.ttft_ns is not None and exchange.streamed else None,
+        ttft_ns=told.ttft_ns + delay if told.ttft_ns is not None else None,
         wait_ns=times[0] - sent if times and sent is not None and exchange.streamed else None,
-        mean_between_ns=mean if exchange.streamed else None,
-        between_ns=told.inter_token_ns if exchange.streamed else (),
+        mean_between_ns=pace.per_token_ns,
+        between_ns=told.inter_token_ns if pace.window_ns else (),
         input_tokens=exchange.input_tokens,
         output_tokens=exchange.output_tokens,
         chunks=told.text_chunks,
-        tokens_per_s=rate,
+        tokens_per_s=pace.tokens_per_s,
+        exact=pace.exact,
+        pace_why=pace.why,
         ok=error is None and exchange.complete,
         check=error.check or "unknown" if error is not None else "" if exchange.complete else "unknown",
         error=str(error) if error is not None else "" if exchange.complete else "the reply did not come to its end",

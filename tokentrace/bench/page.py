@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokentrace.bench.plots import CSS, scatter, shares
 from tokentrace.bench.result import Result, TargetResult
-from tokentrace.bench.terminal import PERCENTILES, TITLES, cell, number
+from tokentrace.bench.terminal import PERCENTILES, TITLES, cell, number, titled
 from tokentrace.compare.page import table, text, write
 from tokentrace.wording import share
 
@@ -36,7 +36,7 @@ def _target(one: TargetResult) -> str:
         figure = one.figures.get(name)
         if figure is None or figure.mean is None:
             continue
-        row = [text(title.strip()), text(number(figure.mean, figure.unit))]
+        row = [text(titled(title.strip(), figure)), text(number(figure.mean, figure.unit))]
         for percentile in PERCENTILES:
             quantile = figure.quantiles[percentile]
             value, inside = cell(quantile, figure.unit)

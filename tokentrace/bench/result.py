@@ -3,7 +3,8 @@
     schema, sent (the announcement), loop {kind, concurrency, rate, requests, warmup, max_tokens, seed}, interrupted,
     targets [{name, url, model, requests, ok, success {share, low, high}, wall_ns, requests_per_s, output_tokens,
               output_tokens_per_s, figures {ttft, wait, inter_token, mean_inter_token, total, tokens_per_s, delay:
-              {unit, count, requests, mean, min, max, p50, p90, p99: {value, low, high, why}}},
+              {unit, count, requests, mean, min, max, bound ("", "at least" or "at most"),
+               p50, p90, p99: {value, low, high, why}}},
               errors [{check, title, count, share, message, fix, layer}], server {…} or null, chunks_a_token, notes,
               warmup {requests, ok, first_total_ns}, slowest}],
     comparison [{metric, …}], verdict, client {…}, requests [one entry a request], notes
@@ -32,8 +33,8 @@ from tokentrace.errors import UsageError
 SCHEMA = "tokentrace.bench/1"
 COLUMNS = (
     "target", "number", "round", "start_ns", "delay_ns", "ttft_ns", "wait_ns", "mean_between_ns", "total_ns",
-    "input_tokens", "output_tokens", "chunks", "tokens_per_s", "ok", "check", "error", "status", "finish_reason",
-    "cpu_ns",
+    "input_tokens", "output_tokens", "chunks", "tokens_per_s", "exact", "pace_why", "ok", "check", "error",
+    "status", "finish_reason", "cpu_ns",
 )  # fmt: skip
 
 
@@ -202,6 +203,8 @@ def of_target(
         "total": single(lambda m: m.total_ns),
         "tokens_per_s": single(lambda m: m.tokens_per_s, "tokens/s"),
     }
+    if any(m.mean_between_ns is not None and not m.exact for m in good):
+        figures["mean_inter_token"].bound, figures["tokens_per_s"].bound = "at least", "at most"
     if any(m.delay_ns for m in mine):
         figures["delay"] = single(lambda m: m.delay_ns)
     return TargetResult(

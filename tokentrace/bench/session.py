@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -14,7 +15,11 @@ from tokentrace.bench.plan import Plan, Target, batches, warmups
 from tokentrace.bench.result import Result, TargetResult, of_target
 from tokentrace.client.lookaround import model_ids
 from tokentrace.errors import EndpointError, TokentraceError, UsageError
+from tokentrace.exchange import IN_ONE_READ
 from tokentrace.wording import listed, plural
+
+#: From this share of the gaps on it is said that they are 0 because several chunks came in one read.
+_MANY_ZEROS = 0.05
 
 
 class Ui(Protocol):
@@ -133,10 +138,14 @@ def _notes(plan: Plan, one: TargetResult, told: Sequence[str]) -> list[str]:
     tokens, chunks = one.output_tokens or 0, sum(m.chunks for m in one.good)
     # The end mark is a token without text, so each reply may have one chunk less.
     if chunks and tokens - len(one.good) > 1.1 * chunks:
+        found.append(f"a chunk carries {tokens / chunks:.1f} tokens on average: gaps are those between chunks")
+    between = [gap for m in one.good for gap in m.between_ns]
+    if between and (nothing := between.count(0)) >= _MANY_ZEROS * len(between):
         found.append(
-            f"a chunk carries {tokens / chunks:.1f} tokens on average: gaps are those between chunks, the time a token "
-            "is from the server's count"
+            f"{nothing} of {plural(len(between), 'gap')} between tokens are 0: these chunks came in one read with "
+            "the one before, so how far apart they were sent is not known"
         )
+    found += _pace_notes(one)
     lengths = {m.output_tokens for m in one.good} - {None}
     if len(lengths) > 1:
         known = sorted(n for n in lengths if n is not None)
@@ -145,6 +154,19 @@ def _notes(plan: Plan, one: TargetResult, told: Sequence[str]) -> list[str]:
         cached = [m for m in one.good if m.input_tokens]
         if cached and (cached[0].input_tokens or 0) >= 16:
             found.append("every request had the same prompt, which a prefix cache serves after the first (--vary)")
+    return found
+
+
+def _pace_notes(one: TargetResult) -> list[str]:
+    """Why the time of a token is not known of some replies, or only a bound of it."""
+    found = []
+    for why, count in Counter(m.pace_why for m in one.good if m.pace_why).most_common():
+        which = "" if count == len(one.good) else f" of {count} of {plural(len(one.good), 'reply', 'replies')}"
+        if any(m.mean_between_ns is not None for m in one.good if m.pace_why == why):
+            found.append(f"the time a token{which} is at least, and the tokens a second at most, what is shown: {why}")
+        else:
+            gaps = "gaps between tokens and " if why == IN_ONE_READ else ""
+            found.append(f"{gaps}the time a token{which} cannot be told: {why}")
     return found
 
 

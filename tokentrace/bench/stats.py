@@ -54,6 +54,7 @@ class Figure:
     least: float | None
     most: float | None
     quantiles: dict[str, Quantile]
+    bound: str = ""  # "at least" or "at most", where some of the measurements are no more than that
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -63,6 +64,7 @@ class Figure:
             "mean": self.mean,
             "min": self.least,
             "max": self.most,
+            "bound": self.bound,
             **{name: quantile.as_dict() for name, quantile in self.quantiles.items()},
         }
 

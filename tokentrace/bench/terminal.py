@@ -29,6 +29,7 @@ SERVER = {
     "time_per_output_token": "mean_inter_token",
     "e2e": "total",
 }
+_BOUNDS = {"at least": "≥", "at most": "≤"}
 PERCENTILES = ("p50", "p90", "p99")
 
 
@@ -61,6 +62,11 @@ def cell(quantile: Quantile, unit: str) -> tuple[str, str]:
 
 def number(value: float, unit: str) -> str:
     return duration(value) if unit == "ns" else f"{value:.1f}"
+
+
+def titled(title: str, one: Figure) -> str:
+    """The title, with a sign where the figure is no more than a bound."""
+    return f"{title} {_BOUNDS[one.bound]}" if one.bound else title
 
 
 def _alone(server: ServerFigures) -> str:
@@ -117,7 +123,7 @@ class _Printer:
             one = figures.get(name)
             if one is None or one.mean is None:
                 continue
-            text = f"{title:<19}{number(one.mean, one.unit):>9}"
+            text = f"{titled(title, one):<19}{number(one.mean, one.unit):>9}"
             for percentile in PERCENTILES:
                 quantile = one.quantiles[percentile]
                 value, inside = cell(quantile, one.unit)
@@ -136,9 +142,10 @@ class _Printer:
             return
         parts = []
         for theirs, ours in SERVER.items():
-            mean = one.figures[ours].mean if ours in one.figures else None
-            if theirs in one.server.means_ns and mean is not None:
-                parts.append(f"{TITLES[ours].strip()} {duration(one.server.means_ns[theirs])} (here {duration(mean)})")
+            figure = one.figures.get(ours)
+            if theirs in one.server.means_ns and figure is not None and figure.mean is not None:
+                here = f"here {figure.bound} {duration(figure.mean)}".replace("  ", " ")
+                parts.append(f"{TITLES[ours].strip()} {duration(one.server.means_ns[theirs])} ({here})")
         if parts:
             both = " over the requests of both endpoints, which are one server" if one.server.endpoints > 1 else ""
             self.line(f"server  its own means{both}: {', '.join(parts)}{_alone(one.server)}", "dim")

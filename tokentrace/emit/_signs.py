@@ -7,7 +7,7 @@ import re
 #: Our signs, for terminals and files that take only ASCII.
 ASCII = str.maketrans(
     {"→": "->", "↓": "v", "↑": "^", "…": "...", "–": "-", "×": "x", "µ": "u", "·": "|", "├": "|", "└": "`", "│": "|",
-     "─": "-", "±": "+-", "≤": "<="}
+     "─": "-", "±": "+-", "≤": "<=", "≥": ">="}
 )  # fmt: skip
 #: C0 and C1 control characters, and those that turn the direction of writing.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
