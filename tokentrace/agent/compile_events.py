@@ -26,7 +26,8 @@ from typing import Any
 
 from tokentrace.agent.core import Bulk, Emit
 from tokentrace.agent.jit_monitor import Monitor
-from tokentrace.agent.triton_events import Triton, guarded, text
+from tokentrace.agent.texts import cut
+from tokentrace.agent.triton_events import Triton, guarded
 
 _CACHES = (  # name of the instant, what looked up
     ("fx_graph_cache_", "inductor", "fx graph"),
@@ -118,7 +119,7 @@ class _Torch:
         if not self._on:
             return
         stack = self._open.setdefault(threading.get_native_id(), [])
-        stack.append((str(name), int(time_ns), text((metadata or {}).get("compile_id"))))
+        stack.append((str(name), int(time_ns), cut((metadata or {}).get("compile_id"))))
 
     def _end(self, logger: Any, name: Any, time_ns: Any, metadata: Any = None, *rest: Any, **more: Any) -> None:
         if not self._on:
@@ -267,7 +268,7 @@ def _saved_ns(facts: Mapping[str, Any]) -> int | None:
 def _kept(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The few fields that are told on, short and plain; a None is left out."""
     return {
-        name: value if isinstance(value, (bool, int)) else text(value)
+        name: value if isinstance(value, (bool, int)) else cut(value)
         for name, value in ((name, facts.get(name)) for name in _KEPT)
         if value is not None
     }

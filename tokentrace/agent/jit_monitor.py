@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from tokentrace.agent.core import Emit
+from tokentrace.agent.texts import cut
 from tokentrace.agent.vllm_names import NAMES
 from tokentrace.agent.wrap import Hook
 
@@ -36,7 +37,6 @@ TIMED = {
     "tilelang.jit.kernel:JITKernel.__init__": "TileLang",
 }
 _COMPILER_MODULES = {"cutlass.cute": "CuTeDSL", "tilelang": "TileLang"}
-_LONGEST = 300
 
 
 def is_active() -> bool:
@@ -144,9 +144,9 @@ class Monitor:
         self, start: int, end: int, args: Any, kwargs: Any, result: Any, problem: BaseException | None, context: Any
     ) -> None:
         backend, function = str(kwargs.get("backend") or ""), str(kwargs.get("fn_name") or "")
-        told: dict[str, Any] = {"compiler": backend.lower(), "phase": function[:_LONGEST], "after_warmup": True}
+        told: dict[str, Any] = {"compiler": backend.lower(), "phase": cut(function), "after_warmup": True}
         if kwargs.get("detail"):
-            told["detail"] = str(kwargs["detail"])[:_LONGEST]
+            told["detail"] = cut(kwargs["detail"])
         name = _last(function)
         known = backend == "Triton" and self._known[name] > 0
         if known:

@@ -1,4 +1,4 @@
-"""What the groups keep of texts and token ids, and where a chat's messages hold their texts."""
+"""What the groups keep of texts, token ids and what compilers tell, and where a chat's messages hold their texts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from typing import Any
 
 MAX_TEXT = 2000  # characters
 MAX_IDS = 4096
+MAX_TOLD = 300  # characters
+
+
+def cut(value: Any) -> str:
+    """What a compiler tells as text, not too long; "" where it tells nothing."""
+    return "" if value is None else str(value)[:MAX_TOLD]
 
 
 def texts_of(messages: Any) -> Iterator[str]:

@@ -18,8 +18,7 @@ from typing import Any
 
 from tokentrace.agent.core import Emit
 from tokentrace.agent.jit_monitor import Monitor, is_active
-
-_LONGEST = 300
+from tokentrace.agent.texts import cut
 
 
 class Triton:
@@ -88,7 +87,7 @@ class Triton:
     def _compiled(self, facts: Mapping[str, Any]) -> None:
         now, thread = time.time_ns(), threading.get_native_id()
         metadata, times = facts.get("metadata") or {}, facts.get("times")
-        kernel, key = text(metadata.get("name")), text(metadata.get("hash"))
+        kernel, key = cut(metadata.get("name")), cut(metadata.get("hash"))
         hit = bool(facts.get("cache_hit"))
         total = getattr(times, "total", None)
         began = getattr(self._began, "ns", None)
@@ -130,14 +129,14 @@ class Triton:
                 "saved_ns": None}  # fmt: skip
         self._emit("cache", start, start, thread, {**data, **warm})
         if not hit:
-            tuned = {"compiler": "triton", "phase": function, "config": text(facts.get("best_config")),
+            tuned = {"compiler": "triton", "phase": function, "config": cut(facts.get("best_config")),
                      "candidates": len(facts.get("configs_timings") or ())}  # fmt: skip
             self._emit("tune", start, now, thread, {**tuned, **warm})
 
 
 def _function_of(kernel: Any) -> str:
     """The name of the Python function that a JITFunction was made of."""
-    return text(getattr(getattr(kernel, "fn", None), "__qualname__", ""))
+    return cut(getattr(getattr(kernel, "fn", None), "__qualname__", ""))
 
 
 def guarded(errors: list[str], hook: Callable[..., None], *args: Any, **kwargs: Any) -> None:
@@ -146,8 +145,4 @@ def guarded(errors: list[str], hook: Callable[..., None], *args: Any, **kwargs: 
         hook(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 - nothing of ours may stop a compilation
         if len(errors) < 20:
-            errors.append(f"{type(error).__name__}: {text(error)}")
-
-
-def text(value: Any) -> str:
-    return "" if value is None else str(value)[:_LONGEST]
+            errors.append(f"{type(error).__name__}: {cut(error)}")
