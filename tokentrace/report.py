@@ -31,6 +31,7 @@ from tokentrace.analyze import Analysis, LayerTimes, PassTimes, analyze
 from tokentrace.analyze.stages import stages
 from tokentrace.interrupts import MARK
 from tokentrace.model import DOWN, UP, Trace
+from tokentrace.wording import listed, plural
 
 SCHEMA = "tokentrace.report/1"
 #: Attribute of the root in which an import leaves what its report needs beside the spans.
@@ -55,7 +56,7 @@ class LayerRow:
     own_ns_up: int | None = None
     own_source: str = ""  # measured, deep proportions, or why the times are not known
     share: float | None = None
-    evidence: int = 0  # spans
+    evidence: int | None = 0  # spans; None where the trace does not hold them all any more
     evidence_pass: str = ""
     hidden: list[str] = field(default_factory=list)  # down, up: it ran, but only while a layer nearer the chip did
     facts: dict[str, Any] = field(default_factory=dict)  # what its probe found, numbers and short texts
@@ -135,8 +136,8 @@ class Report:
     wall_ns: int = 0
     ttft_ns: int | None = None
     tokens: dict[str, int | None] = field(default_factory=dict)
-    coverage: float = 0.0
-    unattributed_ns: int = 0
+    coverage: float | None = 0.0
+    unattributed_ns: int | None = 0
     layers: list[LayerRow] = field(default_factory=list)
     passes: dict[str, PassRow] = field(default_factory=dict)
     spans: dict[str, int | None] = field(default_factory=_nothing_sent)
@@ -185,7 +186,9 @@ class Report:
 
 
 def build(trace: Trace, found: Analysis | None = None, *, prompt: str = "", notes: Sequence[str] = ()) -> Report:
-    """The report of a whole (unfolded) trace as `stitch` made it; analysed here unless that was done already."""
+    """The report of a trace as `stitch` made it; analysed here unless that was done already.
+
+    Of one that was folded it holds what the fold has left true, and a note says so: `carried` may know more."""
     found = found or analyze(trace)
     main = found.main
     facts = main.view.exchange
@@ -216,10 +219,30 @@ def build(trace: Trace, found: Analysis | None = None, *, prompt: str = "", note
         operators_pass=found.operators_pass if found.operators else "",
         operators_own_ns=found.operators_own_ns if found.operators else None,
         error=Failure(error, int(failed.get("error_layer") or 0), str(failed.get("fix") or "")) if error else None,
-        notes=[*told, *notes],
+        notes=[*told, *notes, *_not_whole(trace, found)],
         interrupted=str(trace.attributes(0).get(MARK) or "") if len(trace) else "",
         program=_program(trace, found),
         stages=_stages(trace, found),
+    )
+
+
+def _not_whole(trace: Trace, found: Analysis) -> list[str]:
+    told = []
+    if found.folded:
+        of_passes = f"the {listed(found.folded)} pass{'es' * (len(found.folded) > 1)}"
+        told.append(
+            f"The trace is folded: own times, operators and what rests on them are not known of {of_passes}. The run's "
+            "own folder has every span: tokentrace list."
+        )
+    if lost := trace.meta.get("lost"):
+        told.append(f"{lost_sentence(lost, trace)} What is told here is of the rest.")
+    return told
+
+
+def lost_sentence(lost: int, trace: Trace) -> str:
+    """What of a file could not be read, and why."""
+    return (
+        f"The file is not whole: {trace.meta.get('lost_reason') or 'lines are missing'}; {plural(lost, 'span')} lost."
     )
 
 

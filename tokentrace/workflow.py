@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokentrace import session
+from tokentrace.carried import carry
 from tokentrace.errors import ConfigError, EngineError, ExportError, TokentraceError, UsageError
 from tokentrace.fold import BUDGET, fold
 from tokentrace.interrupts import held
@@ -109,6 +110,8 @@ def conclude(outcome: session.Outcome, settings: Settings) -> Run:
         report = build(outcome.trace)
         folded = outcome.trace if settings.detail else fold(outcome.trace, BUDGET)
         report.spans = {"produced": len(folded), "recorded": len(outcome.trace)}
+        if folded is not outcome.trace:
+            carry(folded, report)
         result = Run(outcome.trace, folded, report, outcome.error, interrupted=outcome.interrupted)
         _deliver(result, settings)
         result.interrupted = result.interrupted or interrupt.came

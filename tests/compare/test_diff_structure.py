@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tokentrace.analyze import analyze
+from tokentrace.carried import carry
 from tokentrace.compare import compare_samples
 from tokentrace.compare.sample import Sample, of_pass
 from tokentrace.compare.terminal import between, print_diff
@@ -18,6 +19,7 @@ from tokentrace.errors import UsageError
 from tokentrace.exchange import Pace
 from tokentrace.fold import fold
 from tokentrace.model import IdSource, Trace
+from tokentrace.report import build
 from tokentrace.wording import duration
 
 T0 = 1_790_000_000_000_000_000
@@ -240,9 +242,22 @@ def test_a_server_seen_from_outside_has_not_lost_its_layers(many: int, swapped: 
 def test_a_fold_is_not_mistaken_for_the_whole() -> None:
     whole = trace()
     folded = fold(whole, 60)
-    small = of_pass(folded, analyze(folded), "once", "x", whole=False)
+    small = of_pass(folded, analyze(folded), "once", "x")
     found = compare_samples([small], [sample()])
-    assert "folded" in found.missing["modules"] and not found.levels["modules"]
+    assert not any(found.levels[level] for level in ("layers", "spans", "modules", "operators"))
+    assert all("folded" in found.missing[level] for level in ("layers", "spans", "modules", "operators"))
+    assert found.verdict.status == "same" and found.levels["steps"]
+
+
+def test_a_fold_that_carries_its_report_has_the_layers_of_the_whole() -> None:
+    whole = trace()
+    folded = fold(whole, 60)
+    carry(folded, build(whole))
+    found = compare_samples([of_pass(folded, analyze(folded), "once", "x")], [sample()])
+    layers = rows(found, "layers")
+    assert {"4", "5", "6", "7", "nobody"} <= set(layers)
+    assert all(row.difference_ns == 0 for row in layers.values())
+    assert not found.unlike and "folded" in found.missing["modules"] and not found.levels["modules"]
 
 
 def test_a_recording_is_not_compared_with_a_request() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.records import T0, request_pass
-from support.traces import run_trace
+from support.traces import run_trace, trees
 
 from tokentrace.fold import fold
 from tokentrace.model import STATUS_ERROR, IdSource, Trace
@@ -135,26 +134,6 @@ def test_errors_and_each_layer_survive_even_a_small_budget() -> None:
     folded = fold(run_trace(3_000), budget=100)
     assert {s.layer for s in folded.spans} == set(range(9))
     assert any(s.status == STATUS_ERROR for s in folded.spans)
-
-
-names = st.sampled_from(
-    [("step", 6), ("forward", 5), ("layers.0", 5), ("aten::a", 4), ("aten::b", 4), ("leaf a", 3), ("compile x", 2),
-     ("chat m", 8)]
-)  # fmt: skip
-
-
-@st.composite
-def trees(draw: Any) -> Trace:
-    trace = Trace(ids=IdSource(draw(st.integers(0, 9))))
-    trace.add("run", 0, 0, 10_000, -1)
-    for _ in range(draw(st.integers(0, 60))):
-        parent = draw(st.integers(max(0, len(trace) - 6), len(trace) - 1))
-        low = draw(st.integers(trace.start_ns[parent], trace.end_ns[parent]))
-        high = draw(st.integers(low, trace.end_ns[parent]))
-        name, layer = draw(names)
-        phase = {"tokentrace.step.phase": draw(st.sampled_from(["prefill", "decode"]))} if name == "step" else {}
-        trace.add(name, layer, low, high, parent, phase, thread=draw(st.integers(0, 1)))
-    return trace
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

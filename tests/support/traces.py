@@ -124,3 +124,24 @@ def traces(draw: Any, max_spans: int = 8, repeats: int = 1) -> Trace:
                 status_message=draw(texts) if repeat == 0 else "", envelope=envelope, events=events, links=links,
             )  # fmt: skip
     return trace
+
+
+span_names = st.sampled_from(
+    [("step", 6), ("forward", 5), ("layers.0", 5), ("aten::a", 4), ("aten::b", 4), ("leaf a", 3), ("compile x", 2),
+     ("chat m", 8)]
+)  # fmt: skip
+
+
+@st.composite
+def trees(draw: Any) -> Trace:
+    """Any tree of spans as a run has them, with steps and their phases; children lie in their parents."""
+    trace = Trace(ids=IdSource(draw(st.integers(0, 9))))
+    trace.add("run", 0, 0, 10_000, -1)
+    for _ in range(draw(st.integers(0, 60))):
+        parent = draw(st.integers(max(0, len(trace) - 6), len(trace) - 1))
+        low = draw(st.integers(trace.start_ns[parent], trace.end_ns[parent]))
+        high = draw(st.integers(low, trace.end_ns[parent]))
+        name, layer = draw(span_names)
+        phase = {"tokentrace.step.phase": draw(st.sampled_from(["prefill", "decode"]))} if name == "step" else {}
+        trace.add(name, layer, low, high, parent, phase, thread=draw(st.integers(0, 1)))
+    return trace

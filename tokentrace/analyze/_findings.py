@@ -32,7 +32,7 @@ _SMALL_NS = 1_000_000
 def findings(trace: Trace, found: Analysis) -> list[Finding]:
     """What failed first, then what the times rest on, then what took the time."""
     result: list[Finding] = []
-    for part in _PARTS:
+    for part in _PARTS if not found.main.beyond_steps else _OF_NO_SPANS:
         result += part(trace, found)
     return result
 
@@ -50,7 +50,7 @@ def _failed(trace: Trace, found: Analysis) -> Iterator[Finding]:
 def _different_replies(trace: Trace, found: Analysis) -> Iterator[Finding]:
     if trace.meta.get("mode") == "trace":
         return  # a program's own calls ask for different things
-    found_at = _compare.replies(trace, {name: one.view for name, one in found.passes.items()})
+    found_at = _compare.replies(trace, {n: one.view for n, one in found.passes.items() if not one.beyond_steps})
     if found_at is None:
         return
     left, right = found_at["passes"]
@@ -207,7 +207,7 @@ def _facts_of_caches(trace: Trace, found: Analysis) -> Iterator[Finding]:
 
 def _unattributed(trace: Trace, found: Analysis) -> Iterator[Finding]:
     main = found.main
-    if main.wall_ns <= 0 or main.unattributed_ns <= FREE_SHARE * main.wall_ns:
+    if main.unattributed_ns is None or main.unattributed_ns <= max(0, FREE_SHARE * main.wall_ns):
         return
     size = f"{duration(main.unattributed_ns)} ({share(main.unattributed_ns, main.wall_ns)})"
     left_out = [number for number, state in main.view.states.items() if state.get("reason") == LEFT_OUT]
@@ -348,3 +348,5 @@ _PARTS: tuple[Callable[[Trace, Analysis], Iterator[Finding]], ...] = (
     _prefix_cache, own_account, told_by_metrics, _queue_wait, _shared, bursts, late_token, _dilation,
     _recorded_in_part, _stitching,
 )  # fmt: skip
+#: Those that are true of a request whose spans were folded, its steps and tokens among them.
+_OF_NO_SPANS = (_failed, _reply_cut, _looked_up, _facts_of_caches, _stitching)

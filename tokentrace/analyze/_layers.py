@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tokentrace.analyze._folded import FOLDED
 from tokentrace.analyze._passes import PassView, name_of
 from tokentrace.analyze._sweep import Place, direction_of
 from tokentrace.layers import MARKS, Layer, load
@@ -30,7 +31,7 @@ class LayerTimes:
     own_ns_down: int | None
     own_ns_up: int | None
     source: str
-    evidence: int  # spans of this layer in the pass that shows it best
+    evidence: int | None  # spans of this layer in the pass that shows it best; None where that was folded
     evidence_pass: str
     hidden: list[str] = field(default_factory=list)  # directions in which it ran, but only while a lower layer did
     facts: dict[str, Any] = field(default_factory=dict)  # numbers and short texts of its probe
@@ -50,8 +51,10 @@ def layer_times(
     deep: PassView | None,
     own: Mapping[Place, int],
     shared: Mapping[Place, int] | None,
+    folded: Collection[str] = (),
 ) -> list[LayerTimes]:
-    """All eight, nearest the user first. `shared` is the model's time by the deep pass's proportions, if it was."""
+    """All eight, nearest the user first. `shared` is the model's time by the deep pass's proportions, if it was.
+    `folded`: names of passes whose spans are not all there."""
     views = [main] if deep is None or deep is main else [main, deep]
     counts = {view.name: _counts(trace, view) for view in views}
     active = _active(trace, main)
@@ -66,7 +69,10 @@ def layer_times(
         down: int | None = times.get((number, DOWN), 0)
         up: int | None = times.get((number, UP), 0)
         why = _unknown(number, str(state["status"]), [counts[v.name].get(number, (0, 0)) for v in views], shared)
-        if why and not down and not up:
+        lost = state["status"] == "seen" and _lost(number, main.name, folded)
+        if lost:
+            down, up, source = None, None, FOLDED
+        elif why and not down and not up:
             down = up = None
             source = why
         own_by_way = {DOWN: down, UP: up}
@@ -80,7 +86,7 @@ def layer_times(
                 down,
                 up,
                 source,
-                counts[best.name].get(number, (0, 0))[0],
+                None if lost or best.name in folded else counts[best.name].get(number, (0, 0))[0],
                 best.name,
                 hidden,
                 _scalars(state.get("facts") or {}),
@@ -90,9 +96,14 @@ def layer_times(
     return result
 
 
+def _lost(number: int, main: str, folded: Collection[str]) -> bool:
+    """Did this layer's own time go with spans that were folded? Those of 5 to 3 come from both passes."""
+    return number > 1 and (main in folded or (number in (5, 4, 3) and bool(folded)))
+
+
 def _say_what_is_held(layers: list[LayerTimes]) -> None:
-    """Nobody looked into layers that the user left out, and of one below them that only the deep pass saw no part of the
-    main pass's time is known: the next one above that was seen has their time in its own."""
+    """Nobody looked into layers that the user left out, and of one below them that only the deep pass saw no part of
+    the main pass's time is known: the next one above that was seen has their time in its own."""
     held: list[int] = []
     by_number = {one.layer.number: one for one in layers}
     for number in reversed(_NESTED):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tokentrace.analyze import Analysis, PassTimes, _split
+from tokentrace.analyze._folded import folded
 from tokentrace.analyze._forms import Form, form
 from tokentrace.analyze._passes import NONE, PassView, name_of
 from tokentrace.analyze._steps import StepRow, TokenRow, tokens
@@ -21,8 +22,7 @@ from tokentrace.analyze._sweep import Place, direction_of, sweep
 from tokentrace.layers import MARKS, by_number
 from tokentrace.model import DOWN, UP, Trace
 
-#: Spans that hold others which were folded have lost the times of the single ones.
-_FOLDED = frozenset(("tokentrace.folded.count", "tokentrace.folded.spans"))
+__all__ = ["Frame", "folded", "frames"]
 
 
 @dataclass(slots=True)
@@ -61,12 +61,6 @@ def frames(trace: Trace, analysis: Analysis, name: str) -> list[Frame]:
             other = None  # another way through the engine: its shapes are not this pass's
     cut.name_forms(other)
     return cut.frames
-
-
-def folded(trace: Trace, view: PassView) -> bool:
-    """Whether spans of this pass were folded, so that the time of single steps in its layers is no longer known."""
-    shapes = {index for index, keys in enumerate(trace.shapes) if not _FOLDED.isdisjoint(keys)}
-    return any(trace.shape[row] in shapes for row in view.rows)
 
 
 class _Cut:

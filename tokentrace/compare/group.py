@@ -26,7 +26,7 @@ def _group_server(samples: Sequence[Sample]) -> bool:
     False: every side saw as much as the others.
     """
     known = [any(layer in s.levels.get("layers", {}) for layer in _BEHIND_CLIENT) for s in samples]
-    if all(known) or not any(known) or any(s.kind == "import" for s in samples):
+    if all(known) or not any(known) or any(s.kind == "import" or "layers" not in s.levels for s in samples):
         return False
     for sample in samples:
         layers = sample.levels["layers"]

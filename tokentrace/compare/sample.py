@@ -114,14 +114,14 @@ class Sample:
         return amount.slots if amount is not None else {}
 
 
-def of_pass(trace: Trace, found: Analysis, name: str, label: str, whole: bool = True) -> Sample:
-    """One pass of a run. `whole` False: the trace is folded, so that it does not tell what runs inside the model."""
+def of_pass(trace: Trace, found: Analysis, name: str, label: str) -> Sample:
+    """One pass of a run; of one that was folded what its trace carries: its spans do not tell where its time went."""
     one = found.passes[name]
-    seeing = _seeing(found, one) if whole else None
+    seeing = _seeing(found, one)
     exchange = one.view.exchange
     walls = _step_walls(one)
     children = below(trace)
-    main = build(trace, one, children)
+    main = build(trace, one, children) if not one.folded else None
     deep = None if seeing is None else main if seeing is one else build(trace, seeing, children)
     sample = Sample(
         label=label,
@@ -138,16 +138,20 @@ def of_pass(trace: Trace, found: Analysis, name: str, label: str, whole: bool = 
         looks_inside=_inside(one),
         pace=_pace(exchange),
         processor=of_rows(trace, one.view.rows),
-        missing=dict.fromkeys(("modules", "operators", "kernels"), _no_depth(whole)) if seeing is None else {},
+        missing=dict.fromkeys(("modules", "operators", "kernels"), _no_depth(found)) if seeing is None else {},
     )
     for other in found.passes.values():
         if other is one:
             continue
         if other.name != "deep" and name != "deep" and (share := drift(walls, _step_walls(other))) is not None:
             sample.drifts.append(share)
-        if "cold" not in (other.name, name):
+        if "cold" not in (other.name, name) and not one.folded and not other.folded:
             tree = deep if deep is not None and other is seeing else build(trace, other, children)
             sample.again.append(read(merge([tree]), 0, ("layers", "spans")))
+    if one.folded:
+        from tokentrace.compare.folded import fill_in  # it makes samples itself
+
+        fill_in(sample, trace, one)
     return sample
 
 
@@ -162,8 +166,8 @@ def _pace(exchange: Mapping[str, Any]) -> Pace:
     return pace(times, exchange.get("output_tokens"), end_mark=exchange.get("finish_reason") == "stop")
 
 
-def _no_depth(whole: bool) -> str:
-    if not whole:
+def _no_depth(found: Analysis) -> str:
+    if found.folded:
         return "the trace is folded: give the run's folder, which holds all spans"
     return "no pass of it looked inside the model"
 

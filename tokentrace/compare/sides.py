@@ -161,13 +161,11 @@ def _of_trace(path: Path, name: str, chosen: str, known: Read) -> Sample:
             del known[next(iter(known))]
         known[path] = _read(detail if whole else path)
     trace, found = known[path]
-    fold = trace.meta.get("fold")
-    folded = bool(isinstance(fold, dict) and fold.get("folded")) and not whole
     label = path.parent.name if path.name == runs.TRACE else name
     wanted = chosen or found.main.name
     if wanted not in found.passes:
         raise UsageError(f"{label} has no {wanted} pass; it has {listed(list(found.passes))}", fix=_A_PASS)
-    sample = of_pass(trace, found, wanted, f"{label}:{chosen}" if chosen else label, whole=not folded)
+    sample = of_pass(trace, found, wanted, f"{label}:{chosen}" if chosen else label)
     sample.source = str(path.resolve())
     if len(found.passes) > 1 and wanted not in PASSES:
         sample.program_ns = trace.end_ns[0] - trace.start_ns[0]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tokentrace.analyze import Counted, OperatorRow, analyze
+from tokentrace.carried import carried
 from tokentrace.report import KEPT, FindingRow, Report, build
 
 if TYPE_CHECKING:
@@ -82,11 +83,21 @@ def of_trace(trace: Trace, files: Sequence[str] = ()) -> Report:
     if kept is None:
         return report
     if "tokentrace.import.shown" not in trace.attributes(0):  # a run to which something was joined
-        report.findings += kept.findings
-        return report
+        return _joined(report, kept, carried(trace))
     report.findings = kept.findings
     report.whole = kept.whole
     _take_figures(report, kept, trace)
+    return report
+
+
+def _joined(report: Report, kept: _Kept, carried: Report | None) -> Report:
+    """Power is as the spans have it now; all else as the run that was folded carries it."""
+    if carried is not None:
+        carried.layers = [one for one in carried.layers if one.layer != 1]
+        carried.layers += [one for one in report.layers if one.layer == 1]
+        carried.files = report.files
+        report = carried
+    report.findings += kept.findings
     return report
 
 

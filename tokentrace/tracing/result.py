@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from tokentrace import model
+from tokentrace.carried import carry
 from tokentrace.errors import UsageError
 from tokentrace.report import FindingRow, LayerRow, Report, build
 
@@ -132,4 +133,6 @@ class Trace:
             return self.data
         if self._folded is None:
             self._folded = fold(self.data, BUDGET)
+            if self._folded is not self.data:
+                carry(self._folded, self.report)
         return self._folded

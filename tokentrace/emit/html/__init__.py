@@ -27,7 +27,8 @@ _LINE = 76 * 1000
 
 
 def write(trace: Trace, path: Path | str, report: Report | None = None) -> None:
-    """Write the page of a trace. `report`: the run's own, when the trace was folded since. Raises as `atomic` does."""
+    """Write the page of a trace. `report`: the run's own; else the one that the trace carries, or what its spans tell.
+    Raises as `atomic` does."""
     page = render(trace, report)
     with atomic(Path(path)) as out:
         out.write(page)
@@ -36,11 +37,12 @@ def write(trace: Trace, path: Path | str, report: Report | None = None) -> None:
 def render(trace: Trace, report: Report | None = None) -> bytes:
     """The page as UTF-8."""
     from tokentrace.analyze import analyze
+    from tokentrace.carried import carried
     from tokentrace.emit.html import _bundle, _pack, _recording, _story
     from tokentrace.report import build
 
     found = analyze(trace)
-    report = _recording.told(trace, report or build(trace, found))
+    report = _recording.told(trace, report or carried(trace) or build(trace, found))
     packed = zlib.compress(_pack.pack(trace, _story.story(trace, found, report)), 6)
     text = base64.b64encode(packed).decode()
     data = "\n".join(text[start : start + _LINE] for start in range(0, len(text), _LINE))

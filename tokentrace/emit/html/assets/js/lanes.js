@@ -61,10 +61,12 @@ function at(row, way, { pass, frame, told, isMain, chain }) {
     const spent = way === "down" ? row.own_ns_down : row.own_ns_up;
     return { form, spent, estimated: ["deep proportions", "parted as the spans shown"].includes(row.own_source) };
   }
-  const known = told?.own_ns ?? {};
-  const deeper = [8, 7, 6, 5].includes(row.layer) || Object.keys(known).some((one) => one.startsWith(`${row.layer}.`));
+  const own = told?.own_ns ?? {};
+  // Of a pass that was folded nobody knows what is of no layer, nor the rest.
+  const whole = !told || known(told.unattributed_ns);
+  const deeper = whole && ([8, 7, 6, 5].includes(row.layer) || Object.keys(own).some((one) => one.startsWith(`${row.layer}.`)));
   // Passes of one request take the same forms; another call of a program has its own, which are told step by step.
-  return { form: chain ? null : form, spent: known[key] ?? (deeper && row.status === "seen" ? 0 : null), estimated: false };
+  return { form: chain ? null : form, spent: own[key] ?? (deeper && row.status === "seen" ? 0 : null), estimated: false };
 }
 
 function ends(trace, state, now) {
@@ -90,6 +92,7 @@ function counted({ kernels, busy_ns: busy }) {
 
 /** A recording may hold more than the page shows. */
 function evidence(lane, trace) {
+  if (!known(lane.evidence)) return "spans were folded";
   const shown = trace.story.recording?.layers[lane.layer];
   return shown < lane.evidence ? `${lane.evidence.toLocaleString("en")} events, ${shown.toLocaleString("en")} shown` : count(lane.evidence, "span");
 }
@@ -141,7 +144,7 @@ function hidden(lane, way, now) {
 }
 
 function whyUnknown(lane, now) {
-  if (now.frame && now.pass.folded) return ": spans were folded";
+  if (now.pass.folded && (now.frame || !known(now.nobody))) return ": spans were folded";
   if ([3, 4].includes(lane.layer) && ["cold", "warm"].includes(now.pass.name)) return ": within layer 5, this pass did not look inside";
   return lane.own_source && lane.own_source !== "measured" ? `: ${lane.own_source}` : "";
 }

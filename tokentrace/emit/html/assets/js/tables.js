@@ -1,7 +1,7 @@
 /* Findings, gaps, the passes side by side, operators, what was not seen, and the run's particulars. */
 
 import { h, prose, put } from "./dom.js";
-import { count, duration, held, share } from "./format.js";
+import { count, duration, held, known, share } from "./format.js";
 import { jump } from "./headline.js";
 
 /** So many passes or calls stand side by side without scrolling. */
@@ -30,8 +30,8 @@ function showGaps(trace, go) {
     h("p", {}, `between ${gap.before} and ${gap.after} `, h("span.where", {}, `in ${gap.around} `), h("button.link", { type: "button", click: () => go.toStretch(pass.start + gap.start_ns, pass.start + gap.start_ns + gap.length_ns) }, "Show it")),
   );
   put(
-    "gaps", h("h3", {}, `Time of no layer${trace.chain ? ` in ${headline}` : ""}: ${duration(report.unattributed_ns)}, ${share(report.unattributed_ns, report.wall_ns)}`),
-    report.gaps.length ? h("ul.items", {}, report.gaps.map(item)) : h("p.soft", {}, report.unattributed_ns ? "Where it lies is not known: spans were folded." : "Every instant belongs to a layer."),
+    "gaps", h("h3", {}, `Time of no layer${trace.chain ? ` in ${headline}` : ""}: ${known(report.unattributed_ns) ? `${duration(report.unattributed_ns)}, ${share(report.unattributed_ns, report.wall_ns)}` : "not known"}`),
+    report.gaps.length ? h("ul.items", {}, report.gaps.map(item)) : h("p.soft", {}, report.unattributed_ns !== 0 ? "Where it lies is not known: spans were folded." : "Every instant belongs to a layer."),
   );
 }
 
@@ -75,6 +75,7 @@ export function showLayers(trace) {
 function quiet(row, told) {
   if (row.layer === 1) return "no time";
   if (row.status !== "seen") return row.status;
+  if (!known(told.unattributed_ns)) return "folded";
   const deeper = Object.keys(told.own_ns).some((key) => key.startsWith("4.") || key.startsWith("3."));
   return [3, 4].includes(row.layer) && !deeper ? "within 5" : "–";
 }
@@ -83,7 +84,9 @@ export function showOperators(trace, search) {
   const { report } = trace.story;
   const place = document.getElementById("operators");
   if (!report.operators.length) {
-    place.append(h("p.soft", {}, "No operator was seen: ", report.layers.find((row) => row.layer === 4)?.reason || "nothing looked inside the model", "."));
+    const folded = report.layers.some((row) => row.layer === 4 && row.status === "seen" && !known(row.evidence));
+    const why = report.layers.find((row) => row.layer === 4)?.reason || "nothing looked inside the model";
+    place.append(h("p.soft", {}, folded ? "Operators are not known: spans were folded." : `No operator was seen: ${why}.`));
     return;
   }
   const total = report.operators.reduce((sum, one) => sum + one.own_ns, 0);
