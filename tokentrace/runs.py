@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import shlex
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from tokentrace.report import Report
 
 TRACE, DETAIL, REPORT = "trace.jsonl", "detail.jsonl.gz", "report.json"
+#: How the name of what is being written ends; with a dot before it nobody takes it for a run.
+_PART = ".part"
 
 
 def folder(environ: Mapping[str, str] | None = None) -> Path:
@@ -33,15 +37,25 @@ def folder(environ: Mapping[str, str] | None = None) -> Path:
 def save(trace: Trace, folded: Trace, report: Report, out: Path | None = None) -> Path:
     """Write a run and give its folder. The whole trace goes beside the folded one when they differ.
 
-    Raises UsageError when the folder cannot be written.
+    The folder appears with its trace and its report in it, so that nobody reads a run without what was worked out of
+    it; what takes longest, the whole trace, comes after that. Raises UsageError when the folder cannot be written,
+    ExportError when the disk is full.
     """
     from tokentrace import emit
 
     name = time.strftime("%Y%m%d-%H%M%S") + "-" + trace.trace_id_hex[:8]
     run = (out or folder()) / name
     try:
-        run = _new_folder(run)
-        emit.save(folded, run / TRACE)
+        run.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=_PART, dir=run.parent))
+        try:
+            report.files = [str(run / TRACE)]
+            save_report(report, made)
+            emit.save(folded, made / TRACE)
+            run = _in_place(made, run)
+        except BaseException:
+            shutil.rmtree(made, ignore_errors=True)
+            raise
         report.files = [str(run / TRACE)]
         if folded is not trace:
             emit.save(trace, run / DETAIL)
@@ -52,16 +66,19 @@ def save(trace: Trace, folded: Trace, report: Report, out: Path | None = None) -
     return run
 
 
-def _new_folder(run: Path) -> Path:
-    """Make it, or one with a number behind its name: two requests of one caller's trace may end in the same second."""
+def _in_place(made: Path, run: Path) -> Path:
+    """Give the folder its name, or one with a number behind it: two requests of one caller's trace may end in the same
+    second. What has something in it is never replaced."""
     for number in itertools.count(1):
-        made = run if number == 1 else run.with_name(f"{run.name}-{number}")
-        try:
-            made.mkdir(parents=True, mode=0o700)
-            break
-        except FileExistsError:
+        named = run if number == 1 else run.with_name(f"{run.name}-{number}")
+        if named.exists():
             continue
-    return made
+        try:
+            return made.rename(named)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise
+    raise AssertionError("unreachable")
 
 
 def check_out(out: Path) -> None:
@@ -78,8 +95,10 @@ def save_report(report: Report, run: Path) -> None:
     """Write the report of a run, or write it again. Raises UsageError when the folder cannot be written."""
     import orjson
 
+    part = run / f".{REPORT}{_PART}"
     try:
-        (run / REPORT).write_bytes(orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2))
+        part.write_bytes(orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2))
+        part.replace(run / REPORT)
     except OSError as error:
         raise _unwritable(run, error) from error
 
@@ -102,6 +121,8 @@ def listing() -> list[tuple[str, Report | None]]:
     found: list[tuple[str, Report | None]] = []
     root = folder()
     for path in sorted(root.iterdir()) if root.is_dir() else ():
+        if _is_part(path):
+            continue
         try:
             found.append((path.name, Report.from_json(orjson.loads((path / REPORT).read_bytes()))))
         except (OSError, ValueError):
@@ -159,26 +180,57 @@ def is_place(path: Path) -> bool:
 
 def _names(place: Path) -> list[str]:
     """Of the runs in a folder, oldest first."""
-    return sorted(path.name for path in place.iterdir() if (path / TRACE).is_file()) if place.is_dir() else []
+    if not place.is_dir():
+        return []
+    return sorted(path.name for path in place.iterdir() if not _is_part(path) and (path / TRACE).is_file())
+
+
+def _is_part(path: Path) -> bool:
+    """A run that is being saved, or one whose saving was ended from outside."""
+    return path.name.startswith(".") and path.name.endswith(_PART)
 
 
 def report_of(path: Path) -> Report:
-    """The report of the trace at `path`: the one saved beside it, else one made from the spans that are there."""
+    """The report of the trace at `path`: the one saved beside it, else the one that the trace carries, else what the
+    spans say; those of the whole trace, where a run has kept that beside a folded one."""
     import orjson
 
     from tokentrace import emit
+    from tokentrace.carried import carried
     from tokentrace.report import KEPT, Report, build
 
     if path.name == TRACE:
         try:
             return Report.from_json(orjson.loads(path.with_name(REPORT).read_bytes()))
         except (OSError, ValueError):
-            pass  # an older run, or one of another version
+            pass  # a damaged one, or one of another version
     trace = emit.load(path)
     if trace.attributes(0).get(KEPT):
         from tokentrace.importers.report import of_trace
 
         return of_trace(trace, [str(path)])
-    report = build(trace)
-    report.files = [str(path)]
+    report = carried(trace)
+    if report is None:
+        whole = detail_of(path)
+        report = _of_detail(whole) if whole is not None else None
+    report = report or build(trace)
+    report.files = [str(one) for one in (path, detail_of(path)) if one is not None]
     return report
+
+
+def detail_of(path: Path) -> Path | None:
+    """Where the whole trace of a run lies, when `path` is its folded one."""
+    detail = path.with_name(DETAIL)
+    return detail if path.name == TRACE and detail.is_file() else None
+
+
+def _of_detail(path: Path) -> Report | None:
+    """What the whole trace of a run says; None where it cannot be read to its end."""
+    from tokentrace import emit
+    from tokentrace.report import build
+
+    try:
+        trace = emit.load(path)
+    except UsageError:
+        return None
+    return None if trace.meta.get("lost") else build(trace)
