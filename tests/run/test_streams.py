@@ -123,3 +123,9 @@ def test_serve_says_that_a_host_is_no_address(host: str, tmp_path: Path) -> None
     done = shell(f"$TT serve --port 0 --host '{host}'", tmp_path)
     assert done.returncode != 0 and "no address of this machine" in done.stderr.decode()
     assert "Traceback" not in done.stderr.decode()
+
+
+def test_a_folder_that_has_been_removed_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    done = shell("cd gone && rmdir ../gone && $TT doctor --offline", tmp_path)
+    assert done.returncode == 2 and "has been removed" in done.stderr.decode()
