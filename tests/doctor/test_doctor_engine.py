@@ -48,6 +48,29 @@ def test_progress_tells_busy_from_stuck(seen: list[tuple[float, str]], failed: b
     assert progress(samples(*seen), failed).verdict == verdict
 
 
+def test_tokens_of_our_own_are_no_work_of_the_engine() -> None:
+    idle = samples((0, vllm(0, 0, 100)), (1.7, vllm(0, 0, 117)))
+    found = progress(idle, own_tokens=17)
+    assert (found.verdict, found.sentence) == ("idle", "is idle but for this request's own 17 tokens")
+    assert "tokens/s" not in progress(idle, own_tokens=None).sentence, "how many are ours is not known"
+    busy = progress(samples((0, vllm(1, 0, 100)), (2, vllm(1, 0, 157))), own_tokens=17)
+    assert busy.verdict == "working" and busy.sentence.endswith("20 tokens/s for others")
+
+
+def test_the_doctors_own_request_leaves_an_idle_engine_idle() -> None:
+    """Counted as a server does: all tokens that its calls have made so far."""
+    with healthy() as server:
+
+        def answer(_: Request) -> Answer:
+            asked = [r.json["max_tokens"] for r in server.requests if r.method == "POST" and r.path == CHAT]
+            return metrics(vllm(0, 0, 100 + sum(asked)))
+
+        server.on("GET", "/metrics", answer)
+        found = look(server.url + "/v1")
+    assert "TT610" in ids(found, "ok") and "at work" not in detail(found, "TT610"), detail(found, "TT610")
+    assert "idle" in detail(found, "TT610")
+
+
 def test_engines_behind_one_address_are_judged_together() -> None:
     both = vllm(0, 3, 10, '{engine="0"}') + vllm(4, 0, 10, '{engine="1"}')
     later = vllm(0, 3, 10, '{engine="0"}') + vllm(4, 0, 90, '{engine="1"}')

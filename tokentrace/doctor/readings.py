@@ -15,6 +15,7 @@ from tokentrace.doctor.look import ask, urls
 from tokentrace.errors import EndpointError
 from tokentrace.probes import _metrics
 from tokentrace.probes._metrics import Engine
+from tokentrace.wording import plural
 
 NAME = "metrics"
 #: Lines of known engines; a /metrics of megabytes of other things is not parsed.
@@ -75,8 +76,9 @@ def _open(situation: Situation) -> Reader | None:
 SAMPLER = Sampler(NAME, _open, period_s=1.0)
 
 
-def progress(samples: Sequence[Sample], call_failed: bool = False) -> Progress:
-    """Judge readings in order of time. `call_failed`: our own request got no token while they were taken."""
+def progress(samples: Sequence[Sample], call_failed: bool = False, own_tokens: int | None = 0) -> Progress:
+    """Judge readings in order of time. `call_failed`: our own request got no token while they were taken. `own_tokens`:
+    how many it got; None when that is not known."""
     if len(samples) < 2:
         return Progress("unclear", "was seen only once, so its progress is not known")
     first, last = samples[0], samples[-1]
@@ -100,8 +102,11 @@ def progress(samples: Sequence[Sample], call_failed: bool = False) -> Progress:
     def found(verdict: Verdict, sentence: str) -> Progress:
         return Progress(verdict, sentence, evidence, waiting or 0, running or 0)
 
+    others = None if made is None or own_tokens is None else max(0, made - own_tokens)
+    if made and others == 0 and not waiting and not running:
+        return found("idle", f"is idle but for this request's own {plural(made, 'token')}")
     if made:
-        rate = f"{made / seconds:.0f} tokens/s" if seconds >= 0.5 else f"{made} tokens"
+        rate = _rate(made, others, seconds)
         if waiting or (call_failed and running > 1):
             return found("busy", f"is busy: {counts}, {rate}")
         return found("working", f"is at work: {counts}, {rate}")
@@ -117,6 +122,15 @@ def progress(samples: Sequence[Sample], call_failed: bool = False) -> Progress:
     if waiting or (call_failed and running):
         return found("unclear", f"has {counts}; whether it moves could not be told in {seconds:.1f} s")
     return found("idle", "is idle" if not running else f"has {counts}")
+
+
+def _rate(made: int, others: int | None, seconds: float) -> str:
+    """What it does for others, where our own part is known. For one request it is no rate: most of the time is idle."""
+    if others is None:
+        return f"{plural(made, 'token')} in {seconds:.1f} s, this request's own among them"
+    whose = " for others" if others != made else ""
+    rate = f"{others / seconds:.0f} tokens/s" if seconds >= 0.5 and others >= seconds else plural(others, "token")
+    return rate + whose
 
 
 def _unmoved_s(samples: Sequence[Sample]) -> float:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tokentrace.client.causes import CAUSES, failure
 from tokentrace.doctor import processes
-from tokentrace.doctor.check import Check, Result, Situation, fail, ok, skip, unknown
+from tokentrace.doctor.check import Check, Result, Sample, Situation, fail, ok, skip, unknown
 from tokentrace.doctor.explained import CAUSE_TEXTS
 from tokentrace.doctor.readings import NAME, Progress, progress
 from tokentrace.doctor.refine import SILENT, gone, place, refine
@@ -29,7 +29,16 @@ def engine_progress(s: Situation) -> Progress | None:
     x = live.first
     silent = x is not None and x.error is not None and x.error.check in SILENT
     samples = live.of(NAME)
-    return progress(samples, silent) if samples else None
+    return progress(samples, silent, _own_tokens(s, samples)) if samples else None
+
+
+def _own_tokens(s: Situation, samples: Sequence[Sample]) -> int | None:
+    """What the live calls got of the tokens made between the first reading and the last; None: that is not known."""
+    calls = [x for x in (s.live.first, s.live.second) if x is not None] if s.live is not None else []
+    if any(x.start_ns < samples[0].time_ns or x.end_ns > samples[-1].time_ns for x in calls):
+        return None
+    own = [0 if not x.complete and not x.token_times_ns else x.output_tokens for x in calls]
+    return None if None in own else sum(filter(None, own))
 
 
 def _request(s: Situation) -> Iterable[Result]:
