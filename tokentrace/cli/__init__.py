@@ -128,7 +128,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except OSError as error:
         # A full disk behind standard output, a terminal that has gone: errors of files are told where they are written.
-        if isinstance(error, FileNotFoundError) and not error.filename and not os.path.exists(os.curdir):
+        if isinstance(error, FileNotFoundError) and not error.filename and not _streams.has_folder():
             show_error(UsageError("the folder you are in has been removed", fix="cd to another one"))
             sys.exit(UsageError.exit_code)
         what = f"{error.filename}: " if error.filename else ""

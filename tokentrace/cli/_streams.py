@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -32,6 +33,15 @@ def prepare() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def has_folder() -> bool:
+    """Whether the folder that this process is in is still there."""
+    try:
+        Path.cwd()
+    except OSError:
+        return False
+    return True
 
 
 def check_arguments(arguments: list[str]) -> None:

@@ -367,11 +367,11 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
         console.print(f"\n{plural(len(rows), 'request')} seen{more}", markup=False)
         if saved:
             console.print(f"look at one: tokentrace show {saved[-1]}", markup=False)
-    lost = [one.agent.lost for one in attached.inside if one.agent.lost]
+    lost = {one.agent.lost: one.agent.lost_fix for one in attached.inside if one.agent.lost}
     if lost:
         seen = "; what had come of the requests under way is kept" if any(row.ended == "cut" for row in rows) else ""
-        click.echo(f"tokentrace: {listed(list(dict.fromkeys(lost)))}{seen}", err=True)
-        click.echo("  fix: look at the end of the server's log, and start it again", err=True)
+        click.echo(f"tokentrace: {listed(list(lost))}{seen}", err=True)
+        click.echo(f"  fix: {'; '.join(dict.fromkeys(lost.values()))}", err=True)
     for error in dict.fromkeys(errors):
         click.echo(f"tokentrace: {error}", err=True)
     if interrupted:
