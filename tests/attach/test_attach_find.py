@@ -236,7 +236,7 @@ def test_what_was_not_found_of_a_server_is_said_of_the_rest_too() -> None:
         found = attach.find(pid=core.pid)
         with attach.open(found) as attached:
             assert attached.depth == "injected"
-            assert "no API server was found" in attached.reason and attached.reason == plan(found).reason
+            assert "no API server was found" in attached.reason and attached.whys == plan(found).whys
         core.communicate(b"\n")
 
 

@@ -73,16 +73,8 @@ class Plan:
     refused: str = ""
     refused_fix: str = ""
 
-    @property
-    def reason(self) -> str:
-        return in_one(self.whys).reason
-
-    @property
-    def fix(self) -> str:
-        return in_one(self.whys).fix
-
     def to_json(self) -> dict[str, Any]:
-        found = self.found
+        found, why = self.found, in_one(self.whys)
         return {
             "schema": SCHEMA,
             "url": found.base_url,
@@ -91,8 +83,8 @@ class Plan:
             "not_ready": found.not_ready,
             "method": self.method,
             "depth": self.depth,
-            "reason": self.reason,
-            "fix": self.fix,
+            "reason": why.reason,
+            "fix": why.fix,
             "processes": [process_in_json(one.process, one.way, one.why) for one in self.processes],
             "wraps": self.wraps,
             "layers": [asdict(one) for one in self.layers],
