@@ -108,7 +108,7 @@ def test_pieces_without_text_between_two_tokens_are_no_delay_of_the_client() -> 
     once = streamed(decode_ms=30)
     assert once.exchange is not None
     once.exchange.chunks = [c for n, c in enumerate(once.exchange.chunks) if n not in (8, 9, 10, 11)]
-    finding = one(run([once]), "Token 8")
+    finding = one(run([once]), "Chunk 8")  # which tokens are in it is not known
     assert finding.layer == 6, finding.sentence
 
 
@@ -119,7 +119,7 @@ def test_whose_a_late_token_is_cannot_be_told_from_outside() -> None:
     for chunk in once.exchange.chunks[9:]:
         chunk.time_ns += 60 * MS
     once.exchange.end_ns += 60 * MS
-    finding = one(run([once]), "Token 9")
+    finding = one(run([once]), "Chunk 9")
     assert (finding.layer, finding.status) == (8, "unknown") and "not seen" in finding.evidence
 
 

@@ -120,7 +120,7 @@ def test_stream_cut_by_a_reset(server: ScriptedServer) -> None:
     with server.on("POST", CHAT, sse(chunk("He"), Raw(b"400\r\n" + b"data: {" + b"x" * 11), came, 0.1, RESET)):
         x = ask(server, more={"on_text": lambda _: came.set()})
     assert x.error is not None and (x.error.layer, x.error.check) == (8, "TT860")
-    assert re.search(r"connection broke after 1 token, \d+(\.\d+)? (s|ms)", str(x.error)), str(x.error)
+    assert re.search(r"connection broke after 1 chunk with text, \d+(\.\d+)? (s|ms)", str(x.error)), str(x.error)
     assert x.text == "He" and not x.complete
     assert all(x.start_ns <= p.start_ns <= p.end_ns <= x.end_ns for p in x.phases)
     assert len(server.requests) == 1  # nothing was sent a second time
@@ -136,7 +136,7 @@ def test_stream_without_finish_and_done_is_not_whole(server: ScriptedServer) -> 
     with server.on("POST", CHAT, sse(chunk("He"), chunk("llo"))):
         x = ask(server)
     assert x.error is not None and x.error.check == "TT861" and not x.complete
-    assert "after 2 tokens" in str(x.error) and "finish_reason and [DONE]" in str(x.error)
+    assert "after 2 chunks with text" in str(x.error) and "finish_reason and [DONE]" in str(x.error)
     assert x.text == "Hello"
     assert len(server.requests) == 1
 

@@ -253,7 +253,7 @@ def test_path_not_found_when_models_are_there() -> None:
     ("answer", "check", "word"),
     [
         (sse(event({"error": {"message": "overloaded", "code": 529}})), "TT852", "overloaded"),
-        (sse(chunk("a"), event({"error": {"message": "it broke"}}), DONE), "TT852", "after 1 token"),
+        (sse(chunk("a"), event({"error": {"message": "it broke"}}), DONE), "TT852", "after 1 chunk with text"),
         (sse(chunk("a"), b"event: error\ndata: it broke\n\n"), "TT852", "it broke"),
         (json_answer({"error": {"message": "bad day"}}), "TT852", "bad day"),
         (sse(event({"error": {"message": "CUDA out of memory"}})), "TT604", "memory"),

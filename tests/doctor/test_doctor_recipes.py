@@ -105,7 +105,7 @@ def _cut(*steps: object, framing: str = "chunked") -> Diagnosis:
 def test_stream_reset() -> None:
     # A reset throws away what was not read yet: the pause is the client's time to read.
     found = _cut(chunk("He"), Raw(b"400\r\n" + b"x" * 18), 1.0, RESET)
-    assert_fails(found, "TT860", 8, "after 1 token")
+    assert_fails(found, "TT860", 8, "after 1 chunk with text")
 
 
 def test_stream_without_end_is_cut_and_with_finish_is_a_note() -> None:

@@ -102,7 +102,8 @@ def late_token(trace: Trace, found: Analysis) -> Iterator[Finding]:
         return
     token, between = late
     gap = token.itl_ns or 0
-    came = f"Token {token.index} {token.text!r} came {duration(gap)} after the one before"
+    # Without an id the row is a chunk, which may hold several tokens.
+    came = f"{'Chunk' if token.id is None else 'Token'} {token.index} {token.text!r} came {duration(gap)} after the one before"
     usual = f", the median is {duration(median(between))}" if median(between) >= _SMALL_NS else ""
     sent = written(trace, found.main.view)
     if sent is not None and (held := _held_on_the_way(found, sent, late)):

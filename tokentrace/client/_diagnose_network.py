@@ -128,9 +128,9 @@ def proxy_wants_password(facts: Facts) -> EndpointError:
 
 def so_far(facts: Facts) -> str:
     """How much of the reply had come, to end a sentence with."""
-    count, seconds = facts.text_chunks, facts.elapsed_ns / 1e9
-    # A chunk usually holds one token, but may hold several.
-    return f"after {count} token{'' if count == 1 else 's'}, {seconds:.2f} s"
+    # Not tokens: a chunk usually holds one, but may hold several.
+    came = plural(facts.text_chunks, "chunk with text", "chunks with text")
+    return f"after {came}, {facts.elapsed_ns / 1e9:.2f} s"
 
 
 def _no_name(facts: Facts, error: socket.gaierror) -> EndpointError:
