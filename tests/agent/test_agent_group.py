@@ -27,7 +27,7 @@ def two(host: Host, folder: Path) -> Iterator[tuple[AgentGroup, list[subprocess.
 def until_each_has_sent(group: AgentGroup, *pids: int) -> None:
     """Until a record of each process has arrived."""
     deadline = time.monotonic() + 60
-    while {raw.process for raw in group.records("work")} < set(map(str, pids)):
+    while not set(map(str, pids)) <= {raw.process for raw in group.records("work")}:
         assert time.monotonic() < deadline, f"not every one of {pids} has sent a record"
         time.sleep(0.01)
 
