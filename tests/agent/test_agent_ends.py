@@ -102,6 +102,25 @@ def test_a_client_that_stands_still_is_given_up(host: Host, folder: Path) -> Non
         assert until(lambda: state(process) == "plain 0 0", 200.0)
 
 
+def test_a_tokentrace_that_stood_still_is_told_that_the_server_runs_on(host: Host, folder: Path) -> None:
+    process = host()
+    code = CLIENT.replace("time.sleep(60)", "while not client.lost: time.sleep(0.01)\nprint(client.lost, flush=True)")
+    client = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder / "agent.sock")], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert client.stdout is not None and client.stdout.readline() == "on\n"
+        client.send_signal(signal.SIGSTOP)
+        assert until(lambda: state(process) == "plain 0 0", 200.0)  # the agent has given it up
+        client.send_signal(signal.SIGCONT)
+        told = client.stdout.readline()
+        assert "let go" in told and "the server runs on" in told and "has ended" not in told
+    finally:
+        client.kill()
+        client.wait()
+    assert process.poll() is None
+
+
 def test_garbage_from_a_client_ends_that_client_only(host: Host, folder: Path) -> None:
     process = host()
     for garbage in (b"\xff" * 64, struct.pack("!II", 9, 0) + b"not json!", b"GET / HTTP/1.1\r\n\r\n"):

@@ -55,6 +55,7 @@ def test_a_mapped_file_bears_the_name_that_it_has(tmp_path: Path, name: str) -> 
 def test_one_that_nobody_has_asked_about_yet_has_ended() -> None:
     with waiting(WAITER) as process:
         assert not proc.has_ended(process.pid) and not proc.status(process.pid).ended
+        assert not proc.is_ending(process.pid)
         name = proc.name_of(process.pid)
         assert (process.pid, name) in list(proc.running([name]))
         process.kill()

@@ -20,6 +20,7 @@ from typing import Any
 
 from tokentrace.clock import ClockOffset, measure
 from tokentrace.errors import EngineError, ProbeUnavailable
+from tokentrace.host import proc
 from tokentrace.probe import Columns, Raw
 
 PROTOCOL = 2
@@ -29,7 +30,14 @@ _CREDENTIALS = struct.Struct("3i")
 #: Switching a group on may wait for a step of the engine to end; reading a long profile takes seconds.
 _ANSWER_S = 60.0
 _REQUESTS = ("http:", "engine:request ")
-_LOST_FIX = "look at the server's log; what had been recorded until then is kept"
+_LOST_FIX = "look at the end of the server's log, and start it again"
+#: The agent gives up a reader that takes nothing for 2 s (SEND_S in tokentrace/agent/control.py).
+LET_GO = (
+    "the agent let go of the connection, as it does when tokentrace does not read for 2 s; the server runs on",
+    "attach again",
+)
+#: A program that ends may close its sockets first.
+_END_S = 2.0
 
 
 class AgentClient:
@@ -50,8 +58,10 @@ class AgentClient:
         self._users: dict[str, int] = {}
         self._refused: dict[str, Any] | None = None
         self._closed = False
-        #: Why the agent is gone, "" while it is there.
+        self._pid = self.pid_here
+        #: Why the agent is gone, "" while it is there, and what to do then.
         self.lost = ""
+        self.lost_fix = _LOST_FIX
         #: Records that found no room in the agent's buffer during this pass.
         self.dropped = 0
         #: What went wrong in the agent's hooks: {"hook", "error", "off"}.
@@ -244,9 +254,10 @@ class AgentClient:
             try:
                 self._connection.sendall(_HEAD.pack(len(text), 0) + text)
             except OSError:
-                # A refusal may have arrived before the connection was closed; the reader knows.
-                self._reader.join(1.0)
-                self._gone("the process with the agent in it has ended")
+                # A refusal may have arrived before the connection was closed; the reader knows, and why it was.
+                self._reader.join(_END_S + 1.0)
+                if not self.lost:
+                    self._gone(*self._why_closed())
             answer = self._answer(timeout_s)
         if not answer.get("ok"):
             raise ProbeUnavailable(str(answer.get("reason")), fix=str(answer.get("fix") or ""))
@@ -268,7 +279,18 @@ class AgentClient:
     def _why_lost(self) -> ProbeUnavailable:
         if self._refused is not None:
             return ProbeUnavailable(str(self._refused["refused"]), fix=str(self._refused.get("fix") or ""))
-        return ProbeUnavailable(self.lost, fix=_LOST_FIX)
+        return ProbeUnavailable(self.lost, fix=self.lost_fix)
+
+    def _why_closed(self) -> tuple[str, str]:
+        """Why the agent's end of the connection is closed, and what to do: its process has ended, or lives and let go.
+        One that cannot be looked at is taken to have ended."""
+        deadline = time.monotonic() + _END_S
+        # What was refused, or closed by us, needs no reason.
+        while self._pid and not (self._closed or self._refused or proc.is_ending(self._pid)):
+            if time.monotonic() > deadline:
+                return LET_GO
+            time.sleep(0.01)
+        return "the process with the agent in it has ended", _LOST_FIX
 
     def _receive(self) -> None:
         """The reader's thread: answers go to whoever asked, the rest is kept as it came."""
@@ -292,11 +314,11 @@ class AgentClient:
                     self._answers.put(answer)
         except (OSError, ValueError):
             pass
-        self._gone("the process with the agent in it has ended")
+        self._gone(*self._why_closed())
 
-    def _gone(self, why: str) -> None:
+    def _gone(self, why: str, fix: str = _LOST_FIX) -> None:
         if not self.lost:
-            self.lost = why
+            self.lost, self.lost_fix = why, fix
         self._answers.put(None)
 
     def _decode(self) -> None:

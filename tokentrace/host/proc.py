@@ -19,6 +19,7 @@ _MAP = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) \S+ \d+ *(.*)")
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 #: Zombie: nobody has asked about its end yet. Dead: seen for a moment while it goes.
 _ENDED = ("Z", "X", "x")
+_EXITING = 0x4
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,17 @@ def has_ended(pid: int) -> bool:
         return False
 
 
+def is_ending(pid: int) -> bool:
+    """Whether it has ended, or will run nothing more: the kernel takes down its memory and files, which may take
+    seconds (PF_EXITING, include/linux/sched.h). Never raises, like `has_ended`."""
+    if has_ended(pid):
+        return True
+    try:
+        return bool(int(_stat(pid)[6]) & _EXITING)
+    except OSError:
+        return has_ended(pid)
+
+
 def command_line(pid: int) -> list[str]:
     """The arguments; a process that renamed itself shows its title as the only one."""
     data = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0 ")
@@ -102,8 +114,12 @@ def name_of(pid: int) -> str:
 
 def start_ticks(pid: int) -> int:
     """When it started, in clock ticks since boot: with the pid, the identity of a process."""
-    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    return int(text.rpartition(")")[2].split()[19])
+    return int(_stat(pid)[19])
+
+
+def _stat(pid: int) -> list[str]:
+    """/proc/PID/stat behind the program's name."""
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
 
 
 def started_ns(pid: int) -> int:
