@@ -13,6 +13,7 @@ from support.records import three_passes
 from support.traces import T0, run_trace, traces
 
 from tokentrace.emit import jaeger
+from tokentrace.fold import fold
 from tokentrace.model import IdSource, Process, Trace
 
 
@@ -134,6 +135,14 @@ def test_lost_spans_are_told_in_the_trace_and_the_file_is_whole(tmp_path: Path) 
     found = json.loads((tmp_path / "t.jaeger.json").read_bytes())["data"][0]
     assert found["warnings"] == ["7 spans were lost: line 3: not JSON"]
     assert {p["serviceName"] for p in found["processes"].values()} == {"mine"}
+
+
+def test_a_folded_trace_says_that_it_is() -> None:
+    trace = three_passes(modules=20, operators=20)
+    assert data(trace)["warnings"] is None
+    folded = fold(trace, 1_000)
+    (warning,) = data(folded)["warnings"]
+    assert warning.startswith(f"{len(trace) - len(folded)} of {len(trace)} spans were folded")
 
 
 def test_services_sort_by_layer_and_every_layer_is_one() -> None:

@@ -30,7 +30,8 @@ class Frame:
     """`start_ns` and `end_ns` count from the request's start; own times in ns by layer and direction.
 
     `phase` is the step's (prefill, decode, mixed), or "arrival" where no step was seen. `estimated`: layers 5 to 3
-    share the step's measured time in the deep pass's proportions. `tokens` are those this step brought.
+    share the step's measured time in the deep pass's proportions. `together`: that time stands under layer 5, since
+    what would share it out was folded. `tokens` are those this step brought.
     """
 
     phase: str
@@ -39,6 +40,7 @@ class Frame:
     own: dict[Place, int] = field(default_factory=dict)
     unattributed_ns: int = 0
     estimated: bool = False
+    together: bool = False
     forms: dict[Place, Form] = field(default_factory=dict)
     tokens: list[TokenRow] = field(default_factory=list)
     step: StepRow | None = None
@@ -56,6 +58,9 @@ def frames(trace: Trace, analysis: Analysis, name: str) -> list[Frame]:
     if deep is not None and deep is not timed:
         if not folded(trace, deep.view):
             cut.share_out(deep)
+        else:
+            for frame in cut.frames:
+                frame.together = not any(layer in (4, 3) for layer, _ in frame.own)
         other = _Cut(trace, deep)
         if [f.phase for f in other.frames] != [f.phase for f in cut.frames]:
             other = None  # another way through the engine: its shapes are not this pass's

@@ -61,6 +61,12 @@ def _warned(trace: Trace) -> list[str] | None:
         found.append(f"{lost} spans were lost: {trace.meta.get('lost_reason', 'reason unknown')}")
     if remark := path_remark(trace):
         found.append(remark)
+    fold = trace.meta.get("fold")
+    if isinstance(fold, dict) and fold.get("folded"):
+        found.append(
+            f"{fold['folded']} of {fold.get('recorded')} spans were folded into others to keep the trace small: one with "
+            "tokentrace.folded.count reaches from the first of its spans to the last, whose own times it does not tell"
+        )
     return found or None
 
 

@@ -94,6 +94,7 @@ def _frame(frame: Frame, is_folded: bool, recorded: Mapping[int, Mapping[str, An
         "own": None if is_folded else {f"{layer}.{way}": spent for (layer, way), spent in frame.own.items()},
         "unattributed": None if is_folded else frame.unattributed_ns,
         "estimated": frame.estimated,
+        "together": frame.together,
         "forms": forms,
         "tokens": [token.as_dict() for token in frame.tokens],
         "step": frame.step.as_dict() if frame.step is not None else None,

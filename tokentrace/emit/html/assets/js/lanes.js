@@ -53,8 +53,9 @@ function sum(own) {
 function at(row, way, { pass, frame, told, isMain, chain }) {
   const key = `${row.layer}.${way}`;
   if (frame) {
-    const spent = frame.own ? frame.own[key] ?? 0 : null;
-    return { form: frame.forms[key] ?? null, spent, estimated: frame.estimated && row.layer <= 5 && row.layer >= 3 };
+    const lost = frame.together && [4, 3].includes(row.layer) && row.status === "seen";
+    const spent = frame.own && !lost ? frame.own[key] ?? 0 : null;
+    return { form: frame.forms[key] ?? null, spent, estimated: frame.estimated && row.layer <= 5 && row.layer >= 3, atMost: frame.together && row.layer === 5 };
   }
   const form = way === "down" ? [row.form_in, row.form_out] : [row.form_up_in, row.form_up_out];
   if (isMain) {
@@ -117,7 +118,7 @@ function dot(lane, way, now) {
 }
 
 function cell(lane, way, now) {
-  const { form, spent, estimated } = lane.ways[way];
+  const { form, spent, estimated, atMost } = lane.ways[way];
   if (lane.status !== "seen" && !spent) {
     if (way === "up") return h("div.cell");
     return h("div.cell.quiet", { title: lane.reason }, h("p", {}, lane.status === "idle" ? `idle: ${lane.reason}` : lane.reason));
@@ -130,7 +131,7 @@ function cell(lane, way, now) {
     form ? h("div.form.mono", { title: full }, h("code", {}, form[0]), h("span", { "aria-label": "becomes" }, "→"), h("code", {}, form[1])) : null,
     spent === null ? h("div.spent", {}, h("b.unknown", {}, `time not known${whyUnknown(lane, now)}`)) : h(
       "div.spent", {},
-      h("b", {}, (estimated ? "~" : held(lane) && spent ? "≤ " : "") + duration(spent)),
+      h("b", {}, (estimated ? "~" : (held(lane) || atMost) && spent ? "≤ " : "") + duration(spent)),
       h("div.meter", { "aria-hidden": "true" }, spent ? h("i", { style: { width: `${(100 * spent) / Math.max(now.reference, 1)}%` } }) : null),
       h("small", {}, hidden(lane, way, now) ? "behind a lower layer" : share(spent, now.reference)),
     ),
@@ -144,6 +145,7 @@ function hidden(lane, way, now) {
 }
 
 function whyUnknown(lane, now) {
+  if (now.frame?.together) return ": within layer 5, since spans were folded";
   if (now.pass.folded && (now.frame || !known(now.nobody))) return ": spans were folded";
   if ([3, 4].includes(lane.layer) && ["cold", "warm"].includes(now.pass.name)) return ": within layer 5, this pass did not look inside";
   return lane.own_source && lane.own_source !== "measured" ? `: ${lane.own_source}` : "";
@@ -182,6 +184,7 @@ function ofNobody(now) {
 function note(now) {
   const holder = now.layers.find(held);
   if (holder) return h("p.note", {}, `≤ time of the ${holder.title} ${held(holder)}.`);
+  if (now.frame?.together) return h("p.note", {}, "≤ time of layers 5 to 3 together: what would part it was folded.");
   if (!now.estimated) return null;
   if (now.layers.some((lane) => lane.own_source === "parted as the spans shown")) return h("p.note", {}, "~ both ways together are the recording's own time; they are parted as in the spans shown.");
   return h("p.note", {}, `~ time of the ${now.pass.name} pass, shared out over layers 5 to 3 in the proportions of the deep pass, which looked inside.`);
