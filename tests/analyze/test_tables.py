@@ -79,6 +79,15 @@ def test_from_outside_the_server_the_slowest_is_the_wait_or_the_stream() -> None
         assert run([once]).slowest.startswith(told), run([once]).slowest
 
 
+def test_a_gap_over_the_wait_and_the_stream_is_in_both() -> None:
+    once = request_pass("once", deep=False, prefill_ms=40, decode_ms=30)
+    once.records = [r for r in once.records if r.layer == 8 and r.process == CLIENT]
+    found = run([once])
+    stream = next(r for r in once.records if r.name == "stream")
+    assert found.gaps[0].length_ns > stream.end_ns - stream.start_ns and found.gaps[0].around == "wait and stream"
+    assert run([request_pass("once", deep=False, wait_us=1)]).gaps[0].around != "wait and stream"
+
+
 def test_a_reply_in_one_piece_is_waited_for_as_a_whole() -> None:
     once = request_pass("once", deep=False, steps=1, prefill_ms=90)
     once.records = [r for r in once.records if r.layer == 8 and r.process == CLIENT]

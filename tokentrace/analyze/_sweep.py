@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from tokentrace.analyze._passes import NONE, PassView
 from tokentrace.model import DOWN, Trace
+from tokentrace.wording import listed
 
 Ints = npt.NDArray[np.int64]
 #: Layer and direction.
@@ -118,12 +119,21 @@ def gaps(trace: Trace, view: PassView, found: Sweep, count: int = 5) -> list[Gap
 
 
 def _around(trace: Trace, view: PassView, holders: list[int], start: int, end: int) -> str:
-    """The envelope nearest the chip, then the shortest, that covers at least half of this time."""
-    best: tuple[int, int, int] | None = None
-    for row in holders:
-        covered = min(end, trace.end_ns[row]) - max(start, trace.start_ns[row])
-        if 2 * covered >= end - start:
-            length = trace.end_ns[row] - trace.start_ns[row]
-            if best is None or (trace.layer[row], length) < best[:2]:
-                best = trace.layer[row], length, row
-    return trace.names[trace.name[best[2]]] if best else trace.names[trace.name[max(view.row, 0)]]
+    """The envelope nearest the chip, then the shortest, that covers at least half of this time. Where it does not cover
+    all of it, those beside it that hold the rest are named too: a wait and the stream behind it."""
+
+    def covered(row: int) -> int:
+        return min(end, trace.end_ns[row]) - max(start, trace.start_ns[row])
+
+    wide = [row for row in holders if 2 * covered(row) >= end - start]
+    if not wide:
+        return trace.names[trace.name[max(view.row, 0)]]
+    best = min(wide, key=lambda row: (trace.layer[row], trace.end_ns[row] - trace.start_ns[row]))
+    beside = [best]
+    if 20 * covered(best) < 19 * (end - start):
+        for row in holders:
+            like = trace.parent[row] == trace.parent[best] and trace.layer[row] == trace.layer[best]
+            if row != best and like and 20 * covered(row) >= end - start:
+                beside.append(row)
+    beside.sort(key=lambda row: trace.start_ns[row])
+    return listed([trace.names[trace.name[row]] for row in beside])
