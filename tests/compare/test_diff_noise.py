@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import math
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.records import request_pass
 
+from tokentrace import runs
+from tokentrace.compare import compare
 from tokentrace.compare.noise import Scatter, Side, _ranks, drift, floor, holm, rank_p, scatter, shift, size_p
+from tokentrace.model import IdSource
+from tokentrace.report import build
+from tokentrace.stitch import stitch
 
 sides = st.lists(st.integers(0, 10**9), min_size=1, max_size=6, unique=True)
 
@@ -65,7 +72,9 @@ def test_equal_sides_are_seldom_called_different(m: int, n: int) -> None:
 
 def test_a_large_difference_is_seen_with_three_runs() -> None:
     assert size_p([100, 101, 99.5], [140, 139, 141]) < 0.01
-    assert size_p([5, 5, 5], [6, 6, 6]) == 0.0
+    # However far they lie apart: equal sides were seen so a finite number of times, never.
+    assert 0 < size_p([5, 5, 5], [6, 6, 6]) < 1e-4
+    assert 0 < size_p([1, 2, 3], [10**9, 10**9 + 1, 10**9 + 2]) < 1e-4
     assert size_p([5, 5, 5], [5, 5, 5]) == 1.0
 
 
@@ -93,3 +102,22 @@ def test_drift_between_passes_is_that_of_the_same_steps() -> None:
     other = {("prefill", 0): 100, **{("decode", n): 110 for n in range(4)}, ("decode", 4): 5000}
     assert drift(one, other) == pytest.approx(0.1)
     assert drift({("decode", 0): 1}, {("decode", 0): 2}) is None
+
+
+def test_a_rows_p_is_that_of_the_weaker_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four against four that lie wholly apart: no order of eight runs is rarer than 2 of 70."""
+    monkeypatch.setenv("TOKENTRACE_DATA_DIR", str(tmp_path))
+    names = []
+    for number in range(8):
+        ids = IdSource(number + 1)
+        once = request_pass("once", ids=ids, decode_ms=10 if number < 4 else 30, wait_us=300 + 10 * number)
+        made = stitch([once], ids=ids, meta={"prompt": "Hi"})
+        names.append(runs.save(made, made, build(made)).name)
+    found = compare(names[:4], names[4:]).to_json()
+    wall = found["wall"]
+    assert wall["beyond_noise"] is True
+    assert wall["p"] == wall["p_order"] == pytest.approx(2 / 70) and 0 < wall["p_size"] < 1e-4
+    for row in (row for rows in found["levels"].values() for row in rows):
+        assert row["p"] is None or row["p"] >= 2 / 70
+    one = compare(names[:1], names[4:5]).to_json()["wall"]
+    assert one["p"] is one["p_order"] is one["p_size"] is None

@@ -35,7 +35,9 @@ FLOORS = 3.0
 #: So many repetitions it takes to speak of scatter.
 _REPEATED = 4
 _EXACT_PAIRS = 4_000
-_DRAWS, _MOST_DRAWN = 40_000, 4_000_000
+#: Pairs of equal sides, and differences inside of them, that are simulated at most; so many differences at once. No p
+#: is smaller than one in as many draws, which with ten runs a side leaves room for 300 rows at a level.
+_DRAWS, _MOST_DRAWN, _AT_ONCE = 40_000, 8_000_000, 1_000_000
 
 Floats = npt.NDArray[np.float64]
 
@@ -102,13 +104,19 @@ def size_p(base: Sequence[float], new: Sequence[float]) -> float:
 
     The difference of the medians over the median of all differences inside a side: one wild run changes neither much.
     Its distribution for equal sides has no formula and is simulated, for light and for heavy tails (the larger counts).
+    What was seen counts as one of the draws: a simulation can say that something is as rare as that, and never that it
+    cannot be.
     """
     typical = median(_inside(base) + _inside(new))
     difference = abs(median(new) - median(base))
-    if typical <= 0:
-        return 0.0 if difference else 1.0
-    ratio = difference / typical
-    return max(float((drawn >= ratio).mean()) for drawn in _equal_sides(*sorted((len(base), len(new)))))
+    if difference == 0:
+        return 1.0
+    ratio = difference / typical if typical > 0 else math.inf
+    return max(float(((drawn >= ratio).sum() + 1) / (len(drawn) + 1)) for drawn in _equal(len(base), len(new)))
+
+
+def _equal(m: int, n: int) -> list[Floats]:
+    return _equal_sides(*sorted((m, n)))
 
 
 def _inside(side: Sequence[float]) -> list[float]:
@@ -121,13 +129,17 @@ def _equal_sides(m: int, n: int) -> list[Floats]:
     pairs = [np.triu_indices(count, 1) for count in (m, n)]
     draws = max(2_000, min(_DRAWS, _MOST_DRAWN // max(1, sum(len(i) for i, _ in pairs))))
     random = np.random.default_rng(20_240)
+    at_once = max(1, _AT_ONCE // max(1, sum(len(i) for i, _ in pairs)))
     found = []
     for heavy in (False, True):
-        shapes = [(draws, count) for count in (m, n)]
-        sides = [np.asarray(random.standard_t(3, s) if heavy else random.standard_normal(s)) for s in shapes]
-        inside = np.concatenate([np.abs(x[:, i] - x[:, j]) for x, (i, j) in zip(sides, pairs, strict=True)], axis=1)
-        between = np.abs(np.median(sides[1], axis=1) - np.median(sides[0], axis=1))
-        found.append(between / np.median(inside, axis=1))
+        ratios = []
+        for begin in range(0, draws, at_once):
+            shapes = [(min(at_once, draws - begin), count) for count in (m, n)]
+            sides = [np.asarray(random.standard_t(3, s) if heavy else random.standard_normal(s)) for s in shapes]
+            inside = np.concatenate([np.abs(x[:, i] - x[:, j]) for x, (i, j) in zip(sides, pairs, strict=True)], axis=1)
+            between = np.abs(np.median(sides[1], axis=1) - np.median(sides[0], axis=1))
+            ratios.append(between / np.median(inside, axis=1))
+        found.append(np.concatenate(ratios))
     return found
 
 

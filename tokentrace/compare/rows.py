@@ -24,6 +24,8 @@ class Row:
     """Times in ns, medians over the measurements of a side; None: nothing of it on that side, or not known there.
 
     `beyond_noise` None: not known, because one measurement a side shows no noise for it, or not tested (`small`).
+    `p` is the larger of `p_order` and `p_size`, the two ways in which a difference has to be more than noise; `p_order` is
+    never less than so few measurements allow (0.1 for three against three, 0.029 for four against four).
     `low_ns` to `high_ns` holds the difference with probability `confidence`; `floor_ns` is what noise inside two
     single runs comes to, `limit_ns` how large a difference of theirs has to be, and `even_ns` what it would be if this
     thing changed as all others did.
@@ -42,6 +44,8 @@ class Row:
     high_ns: float | None = None
     confidence: float | None = None
     p: float | None = None
+    p_order: float | None = None
+    p_size: float | None = None
     floor_ns: float | None = None
     limit_ns: float | None = None
     even_ns: float = 0.0
@@ -164,7 +168,9 @@ def _test(key: str, label: str, layer: int, base: Sequence[Side], new: Sequence[
         low_ns=found.low,
         high_ns=found.high,
         confidence=found.confidence,
-        p=found.p_size,
+        p=max(found.p_order, found.p_size) if found.p_order is not None and found.p_size is not None else None,
+        p_order=found.p_order,
+        p_size=found.p_size,
     )
     pairs = []
     if found.p_size is None:
