@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MARK = "tokentrace.interrupted"
 
 #: After so many, the user means it more than the trace.
-_INSIST = 3
+_INSIST = 2
 
 
 class Held:
@@ -33,7 +33,7 @@ class Held:
 
 @contextmanager
 def held() -> Iterator[Held]:
-    """SIGINT and SIGTERM inside are noted and nothing more; the third raises KeyboardInterrupt.
+    """SIGINT and SIGTERM inside are noted and nothing more; the second raises KeyboardInterrupt.
 
     For seconds at most: fetching what was recorded, stitching, saving. In other threads than the main one, where no
     signal arrives, it does nothing.

@@ -161,6 +161,28 @@ def test_a_server_that_dies_while_it_is_asked_does_not_hang_the_client(host: Hos
             client.enable("work")
 
 
+def test_a_process_that_somebody_has_stopped_is_not_waited_for_and_goes_on_later(host: Host, folder: Path) -> None:
+    process = host()
+    with AgentClient.connect(folder / "agent.sock") as client:
+        client.begin_pass()
+        client.enable("work")
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)  # until it stands still
+        with pytest.raises(ProbeUnavailable, match="is stopped") as refused:
+            client.functions()
+        assert f"kill -CONT {process.pid}" in refused.value.fix
+        assert client.facts()["pid"] == process.pid and not client.lost
+        process.send_signal(signal.SIGCONT)
+        assert client.functions() == {}  # the answers that came too late are nobody's
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        client.disable("work")
+        client.end_pass()
+        assert "is stopped" in client.lost and "kill -CONT" in client.lost_fix
+        process.send_signal(signal.SIGCONT)
+    assert until(lambda: state(process) == "plain 0 0")
+
+
 @pytest.mark.parametrize("template", [False, True])
 def test_a_forked_child_has_plain_functions_and_an_agent_only_if_it_gets_a_socket_of_its_own(
     host: Host, folder: Path, template: bool

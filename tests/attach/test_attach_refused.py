@@ -89,6 +89,21 @@ def test_a_stopped_process(program: Start) -> None:
         assert plan(running.found, method).refused == str(error.value)
 
 
+def test_an_agent_in_a_process_that_was_stopped_meanwhile_leaves_when_it_goes_on(program: Start) -> None:
+    running = program("sleeping")
+    attached = attach.open(running.found, method="borrow")
+    agent = Path(attached.inside[0].socket)
+    running.process.send_signal(signal.SIGSTOP)
+    os.waitpid(running.pid, os.WUNTRACED)
+    (told,) = attached.close()
+    assert f"kill -CONT {running.pid}" in told
+    running.process.send_signal(signal.SIGCONT)
+    while agent.exists():
+        time.sleep(0.01)
+    said = running.end()
+    assert said["modules"] == [] and said["threads"] == 0
+
+
 @pytest.mark.parametrize(("version", "word"), [("3.13t", "free-threaded"), ("3.9", "3.10 to 3.14"), ("", "no Python")])
 def test_a_python_that_it_is_not_known_to_work_on(program: Start, version: str, word: str) -> None:
     refused(replace(program("sleeping").as_server, python=version), word)

@@ -106,6 +106,17 @@ def test_ctrl_c_while_the_trace_is_put_together_loses_nothing(monkeypatch: pytes
     assert "tokentrace.interrupted" not in outcome.trace.attributes(0), "nothing is missing"
 
 
+def test_a_second_ctrl_c_while_the_trace_is_put_together_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stitch(*given: Any, **named: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(session, "stitch", stitch)
+    with pytest.raises(KeyboardInterrupt):
+        run(StoppedAt())
+
+
 #: In the engine's process, which alone has the variable, torch takes until it is ended.
 _NEVER_READY = """
 import os, sys, time

@@ -36,6 +36,9 @@ LET_GO = (
     "the agent let go of the connection, as it does when tokentrace does not read for 2 s; the server runs on",
     "attach again",
 )
+#: A process that somebody has stopped for so long is not waited for: it answers when it is let go on, if ever.
+_STANDS_S = 1.0
+_LOOK_S = 0.1
 #: A program that ends may close its sockets first.
 _END_S = 2.0
 
@@ -58,6 +61,7 @@ class AgentClient:
         self._users: dict[str, int] = {}
         self._refused: dict[str, Any] | None = None
         self._closed = False
+        self._stands = False  # it was stopped when it was asked last
         self._pid = self.pid_here
         #: Why the agent is gone, "" while it is there, and what to do then.
         self.lost = ""
@@ -204,7 +208,9 @@ class AgentClient:
                 time.sleep(0.002)
                 waiting &= self._waiting(request_id)
             answer = self._ask("drain", columns=True)
-        except ProbeUnavailable:
+        except ProbeUnavailable as error:
+            if self._stands:
+                self._gone(str(error), error.fix)  # what it has not sent is not in this pass
             return
         self.dropped = int(answer.get("dropped") or 0)
         self.faults = list(answer.get("faults") or ())
@@ -264,16 +270,30 @@ class AgentClient:
         return answer
 
     def _answer(self, timeout_s: float) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout_s
+        """The answer to what was asked last. Raises ProbeUnavailable: there is none in time, or the process is stopped,
+        which costs it this answer and not the connection."""
+        begin = time.monotonic()
+        goes_until = begin - _STANDS_S if self._stands else begin
         while True:
             try:
-                answer = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+                answer = self._answers.get(timeout=0 if self._stands else _LOOK_S)
             except queue.Empty:
+                now = time.monotonic()
+                if not (self._pid and proc.is_stopped(self._pid)):
+                    goes_until, self._stands = now, False
+                if now - goes_until >= _STANDS_S:
+                    self._stands = True
+                    raise ProbeUnavailable(
+                        "the process with the agent in it is stopped", fix=f"let it go on: kill -CONT {self._pid}"
+                    ) from None
+                if now - begin < timeout_s:
+                    continue
                 self._gone(f"the agent did not answer within {timeout_s:.0f} s")
                 answer = None
             if answer is None:
                 raise self._why_lost()
             if answer.get("id") == self._asked:
+                self._stands = False
                 return answer
 
     def _why_lost(self) -> ProbeUnavailable:

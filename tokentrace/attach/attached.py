@@ -87,7 +87,13 @@ class Attached:
             one.agent.close()
         stayed = [one for one in inside if one.way and not _has_left(one)]
         self._stack.close()
-        return [f"the agent in process {one.process.pid} has not been seen to leave" for one in stayed]
+        return [_stayed(one.process.pid) for one in stayed]
+
+
+def _stayed(pid: int) -> str:
+    if proc.is_stopped(pid):
+        return f"the agent in process {pid} leaves when the process goes on, which is stopped: kill -CONT {pid}"
+    return f"the agent in process {pid} has not been seen to leave"
 
 
 def check_method(method: str) -> None:
@@ -200,5 +206,7 @@ def _has_left(one: Inside) -> bool:
     while Path(one.socket).exists() and time.monotonic() < deadline:
         if proc.has_ended(one.process.pid):
             return True
+        if proc.is_stopped(one.process.pid):
+            break
         time.sleep(0.002)
     return not Path(one.socket).exists()

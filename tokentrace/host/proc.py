@@ -94,6 +94,14 @@ def is_ending(pid: int) -> bool:
         return has_ended(pid)
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether somebody has stopped it (SIGSTOP). Never raises: one that may not be looked at is not."""
+    try:
+        return status(pid).state == "T"
+    except OSError:
+        return False
+
+
 def command_line(pid: int) -> list[str]:
     """The arguments; a process that renamed itself shows its title as the only one."""
     data = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0 ")
