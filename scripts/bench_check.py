@@ -199,7 +199,8 @@ def main() -> None:
         for name, found in rounds.items():
             ratios = [
                 one["mean"][figure] / one["server"]["mean"][figure] for one in found
-                if figure in one["mean"] and one["server"].get("requests") == one["requests"]  # nobody else's
+                if figure in one["mean"] and figure in one["server"].get("mean", {})
+                and one["server"]["requests"] == one["requests"]  # nobody else's
             ]  # fmt: skip
             if ratios:
                 cells.append(f"{name} {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
