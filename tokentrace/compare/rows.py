@@ -24,8 +24,8 @@ class Row:
     """Times in ns, medians over the measurements of a side; None: nothing of it on that side, or not known there.
 
     `beyond_noise` None: not known, because one measurement a side shows no noise for it, or not tested (`small`).
-    `p` is the larger of `p_order` and `p_size`, the two ways in which a difference has to be more than noise; `p_order` is
-    never less than so few measurements allow (0.1 for three against three, 0.029 for four against four).
+    `p` is the larger of `p_order` and `p_size`, the two ways in which a difference has to be more than noise; `p_order`
+    is never less than so few measurements allow (0.1 for three against three, 0.029 for four against four).
     `low_ns` to `high_ns` holds the difference with probability `confidence`; `floor_ns` is what noise inside two
     single runs comes to, `limit_ns` how large a difference of theirs has to be, and `even_ns` what it would be if this
     thing changed as all others did.
