@@ -8,8 +8,8 @@ or `own_source` says why), never zero.
     coverage, unattributed_ns,
     layers [{layer, id, title, status, reason, fix, form_in, form_out, form_up_in, form_up_out,
              own_ns_down, own_ns_up, own_source, hidden, share, evidence, evidence_pass, facts, holds}],
-    passes {cold|warm|deep|once: {wall_ns, ttft_ns, dilation, coverage, unattributed_ns, cached_tokens,
-                                  own_ns {"8.down": …}, steps}},
+    passes {cold|warm|deep|once: {wall_ns, ttft_ns, pace {window_ns, tokens, exact, why}, dilation, coverage,
+                                  unattributed_ns, cached_tokens, own_ns {"8.down": …}, steps}},
     spans {produced, accepted, rejected}, findings [{layer, status, sentence, evidence, fix}], files [path],
     gaps, slowest, cold, token_times, operators, operators_pass, operators_own_ns (of all, also those not listed),
     error {message, layer, fix} or null, notes,
@@ -69,6 +69,7 @@ class PassRow:
 
     wall_ns: int
     ttft_ns: int | None = None
+    pace: dict[str, Any] = field(default_factory=dict)  # see `exchange.Pace`
     dilation: float | None = None
     coverage: float | None = None
     unattributed_ns: int | None = None
@@ -298,6 +299,7 @@ def _pass(one: PassTimes) -> PassRow:
     return PassRow(
         wall_ns=one.wall_ns,
         ttft_ns=one.ttft_ns,
+        pace=dict(one.view.exchange.get("pace") or {}),
         dilation=one.dilation,
         coverage=one.coverage,
         unattributed_ns=one.unattributed_ns,

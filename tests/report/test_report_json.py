@@ -53,6 +53,8 @@ def test_the_figures_are_those_of_the_warm_request_and_add_up() -> None:
     shares = sum(layer["share"] or 0 for layer in value["layers"])
     assert shares == pytest.approx(value["coverage"])
     assert list(value["passes"]) == ["cold", "warm", "deep"]
+    pace = value["passes"]["warm"]["pace"]
+    assert pace == {"window_ns": 20_060_000, "tokens": 2, "exact": True, "why": ""}
     assert value["passes"]["warm"]["dilation"] == 1.0 and value["passes"]["deep"]["dilation"] > 1.4
 
 

@@ -38,8 +38,8 @@ function oneCall(trace, call, go) {
   const { report, headline, slowest } = trace.story;
   const told = report.passes[call.name], main = call.name === headline;
   const rows = main ? report.layers : layersOf(trace, told);
-  const after = call.tokens.output - 1;
-  const perToken = main ? median(report.token_times.map((token) => token.itl_ns)) : after > 0 && known(told.ttft_ns) ? (told.wall_ns - told.ttft_ns) / after : null;
+  const pace = told.pace?.exact ? told.pace.window_ns / told.pace.tokens : null;
+  const perToken = main ? median(report.token_times.map((token) => token.itl_ns)) : pace;
   // A reply that came in one piece has no first token and no gaps.
   const figure = (name, ns) => (known(ns) ? h("div", {}, h("dt", {}, name), h("dd", {}, ...unit(duration(ns)))) : null);
   return [
