@@ -25,7 +25,9 @@ from tokentrace.client import lookaround, private
 from tokentrace.client.causes import failure, of_setting, one_line
 from tokentrace.client.diagnose import diagnose, error_type, reply_notes
 from tokentrace.client.facts import KEPT_BYTES, Facts
-from tokentrace.client.fetch import facts_of
+from tokentrace.client.fetch import facts_of, hider_of
+from tokentrace.client.gate import hide_keys
+from tokentrace.client.hiding import Hider
 from tokentrace.client.reply import Reply
 from tokentrace.client.settings import Endpoint
 from tokentrace.client.transport import Outgoing, Response, exchange, failures, merge, prepare
@@ -80,6 +82,7 @@ def chat(
     call = _Call(endpoint, span_id, traceparent(trace_id, span_id), on_text, should_stop, environ)
     call.limits = timeouts or Timeouts.of(timeout_s or endpoint.timeout_s)
     call.headers = dict(headers or {})
+    call.hider = hider_of(endpoint, call.headers)
     call.look_until, call.ask_models = look_until, ask_models
     request: dict[str, Any] = {"model": endpoint.model, "messages": [dict(m) for m in messages], "stream": stream}
     if stream:
@@ -102,6 +105,7 @@ class _Call:
 
     limits: Timeouts
     headers: dict[str, str]
+    hider: Hider
     look_until: float | None = None
     ask_models: bool = True
 
@@ -146,6 +150,7 @@ class _Call:
         x.end_ns = max(x.end_ns or time.time_ns(), x.start_ns)
         x.phases = self._phases()
         x.attempts = max(1, len(self.wires))
+        hide_keys(x, self.hider)
         return x
 
     def _choose_model(self, request: dict[str, Any]) -> None:
@@ -196,7 +201,8 @@ class _Call:
         limit = request.get("max_tokens") or request.get("max_completion_tokens")
         facts.max_tokens = limit if isinstance(limit, int) else 0
         facts.private = private.texts(request.get("messages"))
-        reply = Reply(x, facts, self.on_text)
+        facts.hider = self.hider
+        reply = Reply(x, facts, self.on_text, self.hider)
         headers = merge({"traceparent": x.traceparent, "X-Request-Id": f"tokentrace-{x.span_id:016x}"}, self.headers)
         began = time.time_ns()
         end_ns = 0

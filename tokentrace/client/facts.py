@@ -12,6 +12,7 @@ from tokentrace.client.causes import one_line
 from tokentrace.client.certificates import Certificate
 from tokentrace.client.chunks import error_in, error_message, parse_json
 from tokentrace.client.gateways import Gateway
+from tokentrace.client.hiding import Hider
 from tokentrace.client.urls import bracketed
 from tokentrace.client.wire import Wire
 
@@ -29,6 +30,7 @@ class Facts:
     error: BaseException | None = None
     model: str = ""
     private: tuple[str, ...] = field(default=(), repr=False)  # what the user wrote, not to be repeated
+    hider: Hider = field(default_factory=Hider, repr=False)  # of the request's keys
     timeout_s: float = 0.0
     request_bytes: int = 0
     max_tokens: int = 0  # as the request asked; 0: it did not
@@ -79,7 +81,8 @@ class Facts:
 
     @property
     def text(self) -> str:
-        return self.body.decode("utf-8", "replace")
+        """The body without the request's keys."""
+        return self._keyless(self.body.decode("utf-8", "replace"))
 
     @property
     def is_html(self) -> bool:
@@ -90,10 +93,10 @@ class Facts:
 
     @property
     def value(self) -> Any:
-        """The body as JSON, or None."""
+        """The body as JSON without the request's keys, or None."""
         try:
-            return parse_json(self.body)
-        except ValueError:
+            return self.hider.value(parse_json(self.body))
+        except (ValueError, RecursionError):
             return None
 
     @property
@@ -113,12 +116,18 @@ class Facts:
         """A text of the server, fit to be printed."""
         key = (self.private, text)
         if key not in self._shown:
-            self._shown[key] = private.without(text, self.private)
+            self._shown[key] = private.without(self.hider.text(text), self.private)
+        return self._shown[key]
+
+    def _keyless(self, text: str) -> str:
+        key = ((), text)
+        if key not in self._shown:
+            self._shown[key] = self.hider.text(text)
         return self._shown[key]
 
     def _said(self) -> str:
         if self.reply_error is not None:
-            return error_message(self.reply_error)
+            return error_message(self.hider.value(dict(self.reply_error)))
         value = self.value
         if isinstance(value, list) and value:
             value = value[0]

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from tokentrace.client import keys, proxies
 from tokentrace.client.diagnose import diagnose
 from tokentrace.client.facts import KEPT_BYTES, Facts
+from tokentrace.client.gate import hidden_error
+from tokentrace.client.hiding import Hider
 from tokentrace.client.settings import Endpoint
 from tokentrace.client.transport import Outgoing, exchange, failures
 from tokentrace.client.wire import Timeouts, Wire
@@ -29,6 +31,13 @@ class Answer:
         return self.body.lstrip()[:1] in (b"{", b"[") and "html" not in self.headers.get("content-type", "")
 
 
+def hider_of(endpoint: Endpoint, headers: Mapping[str, str] | None = None) -> Hider:
+    """Hides every key that a request to the endpoint sends, with these headers on top of its own."""
+    bearer = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
+    found = [keys.secrets(one, endpoint.query) for one in (bearer, endpoint.headers, headers or {})]
+    return Hider(dict.fromkeys(key for one in found for key in one))
+
+
 def facts_of(endpoint: Endpoint, url: str, wire: Wire, timeout_s: float, environ: Mapping[str, str]) -> Facts:
     """Facts with everything that the endpoint's settings and the environment tell."""
     return Facts(
@@ -36,6 +45,7 @@ def facts_of(endpoint: Endpoint, url: str, wire: Wire, timeout_s: float, environ
         base_url=endpoint.base_url,
         wire=wire,
         model=endpoint.model,
+        hider=hider_of(endpoint),
         timeout_s=timeout_s,
         key_sent=bool(endpoint.api_key) or any(name.lower() == "authorization" for name in endpoint.headers),
         key_source=endpoint.source.get("api_key", ""),
@@ -75,7 +85,7 @@ def fetch(
         facts.error = error
         found = diagnose(facts)
         assert found is not None
-        raise found from None
+        raise hidden_error(found, facts.hider) from None
 
 
 def failed(endpoint: Endpoint, url: str, answer: Answer, timeout_s: float) -> EndpointError:
@@ -84,4 +94,6 @@ def failed(endpoint: Endpoint, url: str, answer: Answer, timeout_s: float) -> En
     facts.wire.host, facts.wire.port = endpoint.host, endpoint.port
     facts.status, facts.headers, facts.body = answer.status, answer.headers, answer.body[:KEPT_BYTES]
     found = diagnose(facts)
-    return found or EndpointError(f"{url} answered with status {answer.status}", layer=8)
+    if found is not None:
+        return hidden_error(found, facts.hider)
+    return EndpointError(f"{url} answered with status {answer.status}", layer=8)

@@ -16,7 +16,9 @@ from tokentrace.errors import ConfigError
 #: Words that a program writes where a key is missing.
 _NOTHING = frozenset({"none", "null", "undefined", "nil", "false", "nan"})
 #: Words that people send to servers that want no key.
-_ANY = frozenset({"empty", "dummy", "x", "na", "n/a", "no-key", "no_key", "not-needed", "token", "fake", "none-needed"})
+_ANY = frozenset(("empty", "dummy", "fake", "test", "placeholder", "x", "na", "n/a", "key", "token")) | frozenset(
+    f"{word}{end}" for word in ("no-key", "no_key", "not", "none", "sk-no-key") for end in ("", "-needed", "-required")
+) | frozenset(("api-key", "api_key", "apikey", "local", "ollama", "lm-studio", "vllm"))  # fmt: skip
 _PLACEHOLDER = re.compile(r"^(sk-)?your|^<.*>$|replace.?me|x{6,}|\.\.\.|changeme", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$\{?\w+\}?|%\w+%|\{\{.*\}\}")
 #: A line of a shell or of an .env file in place of the value in it.
@@ -130,11 +132,33 @@ def hint(key: str, now_s: float | None = None) -> str:
     return ""
 
 
-def secrets(headers: Mapping[str, str], query: str = "") -> list[bytes]:
-    """The keys that a request sends, for whoever must not repeat them. Words that may stand in any text are none."""
-    named = [*headers.items(), *parse_qsl(query)]
-    values = {value.rpartition(" ")[2] for name, value in named if _SECRET_NAME.search(name)}
-    return [v.encode("latin-1", "replace") for v in values if len(v) >= 16 or (len(v) >= 8 and re.search(r"\d", v))]
+def secrets(headers: Mapping[str, str], query: str = "") -> list[str]:
+    """The keys that a request sends, for whoever must not repeat them.
+
+    The words that are sent to servers which want no key are none: everybody knows them.
+    """
+    found: dict[str, None] = {}
+    for name, value in (*headers.items(), *parse_qsl(query.lstrip("?"))):
+        if not _SECRET_NAME.search(name):
+            continue
+        kind, _, credentials = value.strip().rpartition(" ")
+        if "cookie" in name.lower():
+            parts = [one.partition("=")[2].strip() for one in value.split(";")]
+        elif kind.lower() == "basic":
+            parts = [credentials, *_basic(credentials)]
+        else:
+            parts = [credentials]
+        found.update(dict.fromkeys(one for one in parts if one and one.lower() not in _NOTHING | _ANY))
+    return list(found)
+
+
+def _basic(credentials: str) -> tuple[str, ...]:
+    """User and password, as they were before base64, and the password alone. RFC 7617."""
+    try:
+        plain = base64.b64decode(credentials, validate=True).decode()
+    except ValueError:
+        return ()
+    return plain, plain.partition(":")[2]
 
 
 def set_variables(env: Mapping[str, str]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tokentrace.client.chunks import Reading, parse_json, read_event, read_object
 from tokentrace.client.facts import KEPT_BYTES, Facts
+from tokentrace.client.hiding import Hider
 from tokentrace.client.sse import Comment, Event, SseParser
 from tokentrace.client.transport import MAX_BODY_BYTES, BodyTooLong
 from tokentrace.exchange import TOKEN_KINDS, Chunk, Exchange
@@ -14,12 +15,22 @@ _SSE_STARTS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
 class Reply:
-    """Feed it the body as it arrives. What it says goes into the exchange; `done` is True after [DONE]."""
+    """Feed it the body as it arrives. What it says goes into the exchange; `done` is True after [DONE].
 
-    def __init__(self, exchange: Exchange, facts: Facts, on_text: Callable[[str], None] | None = None) -> None:
+    `on_text` is shown the text as it comes, but for what may be the beginning of a key of the `hider`, which waits.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        facts: Facts,
+        on_text: Callable[[str], None] | None = None,
+        hider: Hider | None = None,
+    ) -> None:
         self._exchange = exchange
         self._facts = facts
         self._on_text = on_text
+        self._live = hider.live(self._show) if hider is not None and on_text is not None else None
         self._parser = SseParser()
         self._start = b""
         self._mode = ""  # "sse", "whole" or "" while it cannot be told
@@ -66,6 +77,8 @@ class Reply:
                 self._take(rest, self._last_ns)  # whole but for its blank line: many servers leave that out at the end
             else:
                 self._facts.unfinished_event = True
+        if self._live is not None:
+            self._live.end()
         self._exchange.text, self._exchange.reasoning = "".join(self._text), "".join(self._reasoning)
 
     def _read_whole(self, body: bytes) -> None:
@@ -132,7 +145,7 @@ class Reply:
                 self._reasoning.append(piece.text)
             elif piece.kind == "content":
                 self._text.append(piece.text)
-                self._show(piece.text)
+                (self._live.add if self._live is not None else self._show)(piece.text)
 
     def _show(self, text: str) -> None:
         """A display that fails must not look like a network that fails, nor end the request."""

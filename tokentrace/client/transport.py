@@ -1,6 +1,7 @@
 """One HTTP exchange over `network`: proxy, certificates, headers, bounded bodies. No redirect is followed here.
 
-The key goes into the Authorization header and nowhere else; where a server sends it back, nobody above sees it.
+The key goes into the Authorization header and nowhere else. Where a server sends it back, it is hidden before anybody
+above reads the body; what can be told from ordinary text only in what the body means is hidden there (`hiding`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tokentrace.client import config_files, keys, proxies
+from tokentrace.client.hiding import Hider
 from tokentrace.client.settings import Endpoint
 from tokentrace.client.sse import SseTooLong
 from tokentrace.client.urls import bracketed
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES = 32 * 2**20
 USER_AGENT = "tokentrace"
-_HIDDEN = b"(hidden)"
 
 
 class BodyTooLong(Exception):
@@ -126,17 +127,17 @@ def exchange(
     }
     headers = merge(merge(headers, endpoint.headers), request.headers)
     raw = [_header(name, value) for name, value in headers.items()]
-    hidden = keys.secrets(headers, target.query)
+    hider = Hider(keys.secrets(headers, target.query))
     asked = httpcore.Request(request.method, request.url, headers=raw, content=request.body or None)
     try:
         response = pool.handle_request(asked)
     except BaseException:
         pool.close()
         raise
-    answered = {n.decode("latin-1").lower(): _hide(v, hidden).decode("latin-1") for n, v in response.headers}
+    answered = {n.decode("latin-1").lower(): hider.raw_text(v.decode("latin-1")) for n, v in response.headers}
     version = bytes(response.extensions.get("http_version", b"HTTP/1.1")).decode("ascii", "replace")
     done = Response(response.status, answered, version.removeprefix("HTTP/"), iter(()), lambda: _close(response, pool))
-    done.chunks = _without(_decoded(_counted(response, wire, done), answered.get("content-encoding", "")), hidden)
+    done.chunks = hider.raw(_decoded(_counted(response, wire, done), answered.get("content-encoding", "")))
     return done
 
 
@@ -210,26 +211,6 @@ def _header(name: str, value: str) -> tuple[bytes, bytes]:
     if not config_files.sendable(name, value):
         raise ConfigError(f"the header {name[:60]!r} cannot be sent", fix="mend its name or its value", layer=8)
     return name.encode("ascii"), value.encode("latin-1")
-
-
-def _hide(data: bytes, hidden: list[bytes]) -> bytes:
-    for secret in hidden:
-        data = data.replace(secret, _HIDDEN)
-    return data
-
-
-def _without(chunks: Iterator[bytes], hidden: list[bytes]) -> Iterator[bytes]:
-    """The body with the request's keys hidden. What may be a key's beginning waits for the next read."""
-    held = b""
-    for data in chunks:
-        data = _hide(held + data, hidden)
-        near = [s for s in hidden if data[-1:] in s]  # the end of a line, as most reads end, is in no key
-        keep = max((n for s in near for n in range(1, len(s)) if data.endswith(s[:n])), default=0)
-        held = data[len(data) - keep :]
-        if len(data) > keep:
-            yield data[: len(data) - keep]
-    if held:
-        yield held
 
 
 def _counted(response: httpcore.Response, wire: Wire, done: Response) -> Iterator[bytes]:

@@ -6,18 +6,13 @@ import re
 from collections.abc import Iterable, Mapping
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from tokentrace.client import keys
+from tokentrace.client.hiding import Hider
 from tokentrace.client.settings import Endpoint
 
-HIDDEN = "(hidden)"
 _NAME = re.compile(r"key|token|secret|passw|credential|authorization|cookie|_pat$|headers$", re.IGNORECASE)
 #: Names that hold counts or switches although they read like a key's.
 _NO_SECRET = re.compile(r"max|num|count|limit|parallelism|path|file|dir$|_url$", re.IGNORECASE)
-#: What a key looks like, wherever it stands.
-_SHAPE = re.compile(
-    r"\b(sk-(?:ant-|or-|proj-)?[A-Za-z0-9_-]{16,}|gsk_[A-Za-z0-9]{16,}|hf_[A-Za-z0-9]{16,}|xai-[A-Za-z0-9]{16,}|"
-    r"nvapi-[A-Za-z0-9_-]{16,}|AIza[A-Za-z0-9_-]{20,}|gh[opsu]_[A-Za-z0-9]{16,}|"
-    r"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*)"
-)
 _USERINFO = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/@\s\"']+@", re.IGNORECASE)
 _SHORTEST = 6
 
@@ -25,30 +20,32 @@ _SHORTEST = 6
 class Scrub:
     """Replaces known secrets in texts, and what looks like one."""
 
-    def __init__(self, values: Iterable[str]) -> None:
-        known = {part for value in values for part in _parts(value)}
-        self._known = sorted(known, key=len, reverse=True)
+    def __init__(self, values: Iterable[str], sent: Iterable[str] = ()) -> None:
+        """`values` may be secrets, and are taken for one where they look like it; what is `sent` as a key is one."""
+        self._hider = Hider([*sent, *(part for value in values for part in _parts(value))])
 
     @classmethod
     def of(cls, endpoint: Endpoint | None, *environs: Mapping[str, str] | None) -> Scrub:
         """Everything secret that the endpoint's settings and these environments hold."""
         values: list[str] = []
+        sent: list[str] = []
         if endpoint is not None:
-            values += [endpoint.api_key, *(v for n, v in endpoint.headers.items() if _NAME.search(n))]
+            sent += keys.secrets({"Authorization": endpoint.api_key}) + keys.secrets(endpoint.headers, endpoint.query)
+            values += [v for n, v in endpoint.headers.items() if _NAME.search(n)]
             values += [v for n, v in parse_qsl(endpoint.query.lstrip("?")) if _NAME.search(n) or n == "sig"]
         for environ in environs:
             for name, value in (environ or {}).items():
+                if name == "KEY" or name in keys.KEY_VARIABLES:
+                    sent += keys.secrets({"Authorization": value})
                 if _NAME.search(name) and not _NO_SECRET.search(name):
                     values += [pair.partition("=")[2] or pair for pair in value.split(",")]
                     values.append(value)
                 elif "://" in value and "@" in value:
                     values += _userinfo(value)
-        return cls(values)
+        return cls(values, sent)
 
     def text(self, text: str) -> str:
-        for secret in self._known:
-            text = text.replace(secret, HIDDEN)
-        return _SHAPE.sub(HIDDEN, _USERINFO.sub(r"\1", text))
+        return self._hider.text(_USERINFO.sub(r"\1", text))
 
 
 def _parts(value: str) -> Iterable[str]:

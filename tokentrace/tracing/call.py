@@ -15,6 +15,8 @@ from tokentrace.client.chat import kept_headers, traceparent
 from tokentrace.client.chunks import parse_json
 from tokentrace.client.diagnose import diagnose, error_type
 from tokentrace.client.facts import KEPT_BYTES, Facts
+from tokentrace.client.gate import hide_keys
+from tokentrace.client.hiding import Hider
 from tokentrace.client.reply import Reply
 from tokentrace.client.wire import Wire
 from tokentrace.exchange import Exchange
@@ -69,7 +71,7 @@ class Call:
         if told:
             self.x.notes.append(told)
         self._reply = Reply(self.x, self.facts)
-        self._secrets = keys.secrets(dict(request.headers), parts.query)
+        self.facts.hider = self._hider = Hider(keys.secrets(dict(request.headers), parts.query))
         self._decoder: Any = None
         self._unreadable = ""
         self._ended = False
@@ -116,7 +118,7 @@ class Call:
 
     def answered(self, response: httpx.Response) -> None:
         with contextlib.suppress(Exception):
-            headers = {name.lower(): self._hide(value.encode()).decode() for name, value in response.headers.items()}
+            headers = {name.lower(): self._hider.raw_text(value) for name, value in response.headers.items()}
             self.facts.status, self.facts.headers = response.status_code, headers
             self.x.status_code, self.x.response_headers = response.status_code, kept_headers(headers)
             self.x.http_version = str(response.http_version).removeprefix("HTTP/")
@@ -134,19 +136,13 @@ class Call:
         if self._unreadable:
             return
         try:
-            plain = self._hide(self._decoder.decompress(data) if self._decoder is not None else data)
+            plain = self._decoder.decompress(data) if self._decoder is not None else data
             if not 200 <= self.facts.status < 300:
                 self.facts.body = (self.facts.body + plain)[:KEPT_BYTES]
             elif plain and self.x.is_model_call:
                 self._reply.feed(plain, now)
         except Exception as error:  # noqa: BLE001 - the program reads on, only we cannot
             self._unreadable = f"the answer could not be read along: {type(error).__name__}"
-
-    def _hide(self, data: bytes) -> bytes:
-        """Without the request's keys, which some servers send back."""
-        for secret in self._secrets:
-            data = data.replace(secret, b"(hidden)")
-        return data
 
     def failed(self, error: BaseException) -> None:
         """The request or its reply ended with an error, which goes on to the program."""
@@ -209,6 +205,7 @@ class Call:
             if not self.wire.send_end_ns and self.wire.first_read_ns:
                 self.wire.send_end_ns = self.wire.send_start_ns
             x.phases = self.wire.phases(x.end_ns, wait_end, first > 0, x.error_type if interrupted else "")
+        hide_keys(x, self._hider)
         self.block.ended(self)
 
     def _judge(self) -> None:
