@@ -256,6 +256,9 @@ def test_a_chain_shows_every_call_with_its_share_and_lets_one_choose(opened: Cal
         chosen = one.page.locator(".chosen").inner_text()
         assert name in chosen and reply in chosen and duration(report.passes[name].wall_ns) in chosen
         assert one.page.locator(".chosen .whole button").count() >= 2
+        if name != report.headline_pass:
+            pace = report.passes[name].pace
+            assert pace["exact"] and duration(pace["window_ns"] / pace["tokens"]) in " ".join(chosen.split())
     assert opened(three_passes()).page.locator(".calls").count() == 0
 
 
