@@ -135,6 +135,13 @@ def test_a_reply_that_ends_before_the_engine_does_is_waited_for(rids: tuple[str,
     assert one.tokens == 7 * len(rids) and sorter.settled(T0 + 60 * MS)
 
 
+def test_a_request_that_has_ended_and_waits_for_its_engine_is_not_under_way() -> None:
+    sorter = Sorter()
+    sorter.add([*reply("0_a", 7, "abort")[:-1], *reply("1_a", 7, "abort")[:-1], *reply("b", 5)[:-1]])
+    sorter.add([*steps(("0_a", "1_a", "b"), 3, 2), request(("0_a", "1_a"))])
+    assert (sorter.under_way, sorter.ended(T0 + 60 * MS), sorter.ended(T0 + 59 * MS)) == (1, 1, 0)
+
+
 def test_an_engine_that_never_ends_a_request_is_not_waited_for_for_ever() -> None:
     sorter = Sorter()
     sorter.add([*reply("a", 7)[:-1], *steps(("a",), 1, 2), request(("a",))])

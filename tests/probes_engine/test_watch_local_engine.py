@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import threading
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +16,11 @@ import pytest
 from tokentrace import workflow
 from tokentrace.agent_client import AgentClient
 from tokentrace.attach.found import Depth, Found
+from tokentrace.attach.joined import Left
 from tokentrace.attach.watch import Row, table, watch
 from tokentrace.client.settings import Endpoint
 from tokentrace.errors import AttachError
+from tokentrace.interrupts import held
 
 pytestmark = pytest.mark.model
 
@@ -89,6 +94,51 @@ def test_a_request_that_came_with_a_traceparent_stays_in_its_callers_trace(runni
 def test_a_reply_in_one_piece_has_no_time_to_its_first_token(running: Any) -> None:
     ((row, _),) = watched(running, ("Hi", 4, False))
     assert row.reply_tokens == 4 and row.ttft_ns is None
+
+
+def three_that_have_ended(running: Any, seen: list[int]) -> Callable[[int], None]:
+    """An `idle` that asks for three replies and comes back when all of them have ended."""
+
+    def ask(under_way: int) -> None:
+        if not seen:
+            threads = [threading.Thread(target=post, args=(running.base_url, "Hi", 4, True, {})) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        seen.append(under_way)
+
+    return ask
+
+
+def test_what_had_ended_when_the_watching_is_stopped_is_saved(running: Any) -> None:
+    seen: list[int] = []
+    left = Left()
+    with AgentClient.connect(running.agent_socket) as client:
+        attached = Attached(Found(running.base_url, "tokentrace", ""), agents=[client])
+        where = workflow.Settings(Endpoint(running.base_url), save=False)
+        found = list(
+            watch(attached, where, stop=lambda: bool(seen), idle=three_that_have_ended(running, seen), left=left)
+        )
+    assert [row.reply_tokens for row, _ in found] == [4, 4, 4]
+    assert (left.under_way, left.ended) == (0, 0)
+
+
+def test_a_second_ctrl_c_ends_the_saving_and_what_is_not_saved_is_counted(running: Any) -> None:
+    seen: list[int] = []
+    left = Left()
+    rows = []
+    with AgentClient.connect(running.agent_socket) as client, contextlib.suppress(KeyboardInterrupt), held() as ctrl_c:
+        attached = Attached(Found(running.base_url, "tokentrace", ""), agents=[client])
+        where = workflow.Settings(Endpoint(running.base_url), save=False)
+        idle = three_that_have_ended(running, seen)
+        with contextlib.closing(watch(attached, where, stop=lambda: ctrl_c.came, idle=idle, left=left)) as watching:
+            for row, _ in watching:
+                rows.append(row)
+                signal.raise_signal(signal.SIGINT)  # the first one ends the watching
+                if len(rows) == 2:
+                    raise AssertionError("it went on")
+    assert (len(rows), left.under_way, left.ended) == (2, 0, 1)
 
 
 def test_from_outside_others_cannot_be_watched() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokentrace.attach.served import Served
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
 #: A span that belongs to no request that is waited for is kept for so long: the request may not have ended here yet.
 KEEP_S = 60.0
 CUT = "the watching ended before the server sent its own span of it", "watch longer"
+
+
+@dataclass(slots=True)
+class Left:
+    """How many requests of others have not been given yet; true while they are watched and behind it."""
+
+    under_way: int = 0  # begun, and not ended when the watching was to end
+    ended: int = 0  # ended before that, and not saved
 
 
 class Joiner:

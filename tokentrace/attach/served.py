@@ -81,7 +81,7 @@ class Sorter:
     """
 
     def __init__(self, settle_s: float = 0.3) -> None:
-        self._settle_ns = int(settle_s * 1e9)
+        self.settle_ns = int(settle_s * 1e9)
         self._own: dict[str, list[Raw]] = {}
         self._steps: dict[tuple[str, int], list[Raw]] = {}
         self._of: dict[str, list[tuple[str, int]]] = {}
@@ -91,7 +91,13 @@ class Sorter:
 
     @property
     def under_way(self) -> int:
-        return len(self._own)
+        """Requests that have begun and not ended. Which replies are one request's is known when it has ended."""
+        others = {other for raw in self._ended.values() for other in _siblings(raw)}
+        return sum(rid not in self._ended and rid not in others for rid in self._own)
+
+    def ended(self, by_ns: int) -> int:
+        """Requests that had ended by then and have not been given out."""
+        return sum(raw.end_ns <= by_ns for raw in self._ended.values())
 
     def add(self, raws: Sequence[Raw]) -> None:
         for raw in raws:
@@ -112,7 +118,7 @@ class Sorter:
 
     def settled(self, before_ns: int) -> bool:
         """Whether each request that ended before has been given out."""
-        return all(raw.end_ns > before_ns for raw in self._ended.values())
+        return not self.ended(before_ns)
 
     def finished(self, now_ns: int, *, no_more: bool = False) -> list[Served]:
         """The requests that ended `settle_s` ago, in the order in which they ended. `no_more`: no record will come."""
@@ -139,8 +145,8 @@ class Sorter:
         return found
 
     def _is_ready(self, request: Raw, since_ns: int) -> bool:
-        if since_ns < self._settle_ns or since_ns >= int(FINISH_S * 1e9):
-            return since_ns >= self._settle_ns
+        if since_ns < self.settle_ns or since_ns >= int(FINISH_S * 1e9):
+            return since_ns >= self.settle_ns
         return not any(self._is_at_engine(rid) for rid in (str(request.data.get("rid")), *_siblings(request)))
 
     def _is_at_engine(self, rid: str) -> bool:
@@ -168,7 +174,7 @@ class Sorter:
     def _prune(self, now_ns: int) -> None:
         """Forget steps that no request under way can still ask for."""
         starts = [min(raw.start_ns for raw in raws) for raws in self._own.values() if raws]
-        oldest = max(min(starts, default=now_ns - self._settle_ns), now_ns - int(KEEP_S * 1e9))
+        oldest = max(min(starts, default=now_ns - self.settle_ns), now_ns - int(KEEP_S * 1e9))
         for key in [k for k, raws in self._steps.items() if max(raw.end_ns for raw in raws) < oldest]:
             del self._steps[key]
         self._loose = [raw for raw in self._loose if raw.end_ns >= oldest]

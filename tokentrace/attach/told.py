@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tokentrace import runs, workflow
+from tokentrace.attach.joined import Left
 from tokentrace.attach.obstacles import PLUGIN_FIX
 from tokentrace.attach.served import NO_POWER
 from tokentrace.attach.session import Attached, engine_facts
@@ -39,18 +40,24 @@ def watch_told(
     for_s: float | None = None,
     requests: int | None = None,
     late_s: float = LATE_S,
+    stop: Callable[[], bool] = lambda: False,
     idle: Callable[[int], None] = lambda under_way: None,
+    left: Left | None = None,
 ) -> Iterator[tuple[Row, workflow.Run]]:
-    """Requests as the server tells of them, for `for_s` seconds and `late_s` more, or until `requests` were told; each
-    saved and sent on as the settings say."""
+    """Requests as the server tells of them, for `for_s` seconds and `late_s` more, until `requests` were told or
+    `stop()` is true; each saved and sent on as the settings say. `left` holds how many were told of and not given."""
+    left = left if left is not None else Left()
     receiver.expect_requests()
     deadline = time.monotonic() + for_s + late_s if for_s is not None else None
     count = 0
     while True:
-        over = deadline is not None and time.monotonic() >= deadline
-        for span in receiver.drain():
+        over = stop() or (deadline is not None and time.monotonic() >= deadline)
+        spans = receiver.drain()[: None if requests is None else requests - count]
+        left.ended = len(spans)
+        for span in spans:
             trace = trace_of(span, engine_facts(attached, None), attached.found.base_url, attached.fix or PLUGIN_FIX)
             run = workflow.conclude(Outcome(trace, {}), settings)
+            left.ended -= 1
             yield row_of(span, run), run
             count += 1
             if requests is not None and count >= requests:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tokentrace import runs, session, workflow
 from tokentrace.agent_client import AgentGroup
-from tokentrace.attach.joined import Joiner
+from tokentrace.attach.joined import Joiner, Left
 from tokentrace.attach.served import Served, Sorter, trace_of
 from tokentrace.attach.session import STEPS, Attached, engine_facts, notes, without_agent
 from tokentrace.errors import AttachError, ProbeUnavailable
@@ -113,29 +114,34 @@ class Watcher:
             self.agents.disable(group)
         self._on.clear()
 
-    @property
-    def under_way(self) -> int:
-        """Chosen requests that have begun and not ended."""
-        return self._sorter.under_way
+    def left(self, by_ns: int) -> Left:
+        """Chosen requests that had not ended by then, and that had and have not been given back."""
+        ended = self._sorter.ended(by_ns)
+        return Left(self._sorter.under_way + self._sorter.ended(time.time_ns()) - ended, ended)
 
     def settled(self, before_ns: int) -> bool:
-        """Whether each request that ended before has been given back."""
-        return self._sorter.settled(before_ns)
+        """Whether each request that ended before has been given back, and its records have had the time to arrive."""
+        return time.time_ns() - before_ns >= self._sorter.settle_ns and self._sorter.settled(before_ns)
+
+    def take(self) -> None:
+        """What has arrived."""
+        for client in self.agents.members:
+            self._sorter.add(client.take())
 
     def _switch_on(self, group: str, options: Mapping[str, Any] | None) -> None:
         self.agents.enable(group, options)
         self._on.append(group)
 
-    def poll(self, *, gone: str = "") -> list[Served]:
+    def poll(self, *, gone: str = "", no_more: bool = False) -> list[Served]:
         """The requests that have finished since the last call, oldest first; those too that are under way, as far as
-        they were seen, when the server has `gone` (why)."""
-        for client in self.agents.members:
-            self._sorter.add(client.take())
-        found = self._sorter.cut(time.time_ns(), gone) if gone else self._sorter.finished(time.time_ns())
+        they were seen, when the server has `gone` (why). `no_more`: no record is waited for."""
+        self.take()
+        now = time.time_ns()
+        found = self._sorter.cut(now, gone) if gone else self._sorter.finished(now, no_more=no_more)
         if not self._with_text:
             for served in found:
                 served.forget_token_ids()
-        if found and self.deep:
+        if found and self.deep and not no_more:
             self._deepen(found)
         return found
 
@@ -169,12 +175,15 @@ def watch(
     receiver: Receiver | None = None,
     stop: Callable[[], bool] = lambda: False,
     idle: Callable[[int], None] = lambda under_way: None,
+    left: Left | None = None,
 ) -> Iterator[tuple[Row, workflow.Run]]:
-    """Requests of others until `for_s` seconds have passed or `requests` have finished; each saved and sent on as the
-    settings say. `idle` is told ten times a second, and at the end, how many are under way.
+    """Requests of others until `for_s` seconds have passed, `requests` have finished or `stop()` is true; each that
+    ended until then is saved, sent on as the settings say, and given. `idle` is told ten times a second, before each
+    one is saved and at the end how many are under way; `left` holds how many have not been given.
 
     With a `receiver` each one waits, for the receiver's patience, until the server's own spans of it have come, which
-    then are in its trace. What waits when Ctrl-C comes is given without them.
+    then are in its trace. What waits at a `stop` is given without them. KeyboardInterrupt is one if `stop()` does not
+    say so already; then it ends this at once.
 
     Raises AttachError when there is no agent in the server: from outside, no request of others can be seen.
     """
@@ -185,34 +194,71 @@ def watch(
         )
     agents = AgentGroup(attached.agents)
     joiner = Joiner(receiver)
-    deadline_ns = time.time_ns() + int(for_s * 1e9) if for_s is not None else None
+    watcher = Watcher(agents, select=select, with_text=with_text, deep=deep, steps=steps)
+    left = left if left is not None else Left()
+    end_ns = time.time_ns() + int(for_s * 1e9) if for_s is not None else None
+    found: deque[tuple[Served, Told | None]] = deque()
+    taken = later = 0
+
+    def count() -> None:
+        now = watcher.left(end_ns or time.time_ns())
+        left.under_way, left.ended = now.under_way + later, now.ended + len(joiner) + len(found)
+        if taken == requests:  # no more were asked for
+            left.ended -= now.ended
+
+    def take(finished: Sequence[Served]) -> None:
+        nonlocal taken, later
+        in_time = [one for one in finished if one.cut or end_ns is None or one.request.end_ns <= end_ns]
+        later += len(finished) - len(in_time)
+        for served in in_time if requests is None else in_time[: requests - taken]:
+            taken += 1
+            joiner.add(served)
+
+    def is_stopped() -> bool:
+        nonlocal end_ns
+        stopped = stop()
+        if stopped:
+            end_ns = min(end_ns or time.time_ns(), time.time_ns())
+        return stopped
 
     def ready(*, at_once: bool = False) -> Iterator[tuple[Row, workflow.Run]]:
-        for served, told in joiner.ready(at_once=at_once):
-            yield _conclude(served, attached, agents, settings, deep, told)
+        found.extend(joiner.ready(at_once=at_once))
+        while found:
+            count()
+            idle(left.under_way)
+            done = _conclude(found[0][0], attached, agents, settings, deep, found[0][1])
+            found.popleft()
+            count()
+            yield done
+            is_stopped()
 
     try:
-        with Watcher(agents, select=select, with_text=with_text, deep=deep, steps=steps) as watcher:
-            taken = 0
+        with watcher:
             while True:
+                stopped = is_stopped()
                 gone = f"no more of it was seen: {agents.lost}" if agents.lost else ""
-                found = watcher.poll(gone=gone)
-                for served in found if requests is None else found[: requests - taken]:
-                    taken += 1
-                    joiner.add(served)
-                yield from ready()
-                idle(watcher.under_way)
-                over = deadline_ns is not None and time.time_ns() >= deadline_ns and watcher.settled(deadline_ns)
-                if over or stop() or gone or taken == requests:
+                take(watcher.poll(gone=gone))
+                yield from ready(at_once=stopped)
+                count()
+                idle(left.under_way)
+                over = end_ns is not None and time.time_ns() >= end_ns and watcher.settled(end_ns)
+                if over or gone or taken == requests:
                     break
                 time.sleep(POLL_S)
         while len(joiner):
-            yield from ready(at_once=bool(agents.lost))
-            idle(watcher.under_way)
+            yield from ready(at_once=is_stopped() or bool(agents.lost))
+            count()
+            idle(left.under_way)
             time.sleep(POLL_S)
     except KeyboardInterrupt:
-        yield from ready(at_once=True)
+        if not stop():
+            end_ns = end_ns or time.time_ns()
+            take(watcher.poll(no_more=True))
+            yield from ready(at_once=True)
         raise
+    finally:
+        watcher.take()
+        count()
 
 
 def _conclude(

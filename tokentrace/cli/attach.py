@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from dataclasses import asdict, dataclass, replace
@@ -294,10 +295,12 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
 
     Raises AttachError from outside, where nothing of them is seen unless the server's own spans are received.
     """
+    from tokentrace.attach.joined import Left
     from tokentrace.attach.session import STEPS
     from tokentrace.attach.told import watch_told
     from tokentrace.attach.watch import Row, has_unknown, watch
     from tokentrace.attach.watch import show as show_rows
+    from tokentrace.interrupts import held
 
     receiver = settings.receiver
     why = f": {attached.reason}" if attached.reason else ""
@@ -318,49 +321,58 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
         )
     rows: list[Row] = []
     errors: list[str] = []
-    interrupted = False
-    under_way = 0
+    left = Left()
 
     def source(idle: Any) -> Any:
-        def noted(count: int) -> None:
-            nonlocal under_way
-            under_way = count
-            idle(count)
-
-        bounds: dict[str, Any] = {"for_s": asked.for_s, "requests": asked.requests, "idle": noted}
+        bounds: dict[str, Any] = {"for_s": asked.for_s, "requests": asked.requests, "idle": idle}
+        bounds |= {"stop": lambda: ctrl_c.came, "left": left}
         if receiver is not None and not attached.agents:
             return watch_told(attached, settings, receiver, **bounds)
         more: dict[str, Any] = {"with_text": asked.with_text, "deep": asked.deep, "steps": asked.steps or STEPS}
         return watch(attached, settings, receiver=receiver, **more, **bounds)
 
-    def runs(idle: Any) -> Any:
-        nonlocal interrupted
-        try:
-            for row, run in source(idle):
-                rows.append(row)
-                if run.export_error is not None:
-                    errors.append(str(run.export_error))
-                yield row, run
-                if run.interrupted:  # while it was being saved, which is not cut short
-                    interrupted = True
-                    return
-        except KeyboardInterrupt:
-            interrupted = True
+    told = False
 
+    def tell() -> None:
+        nonlocal told
+        if ctrl_c.came and left.ended and not told:
+            told = True
+            click.echo(f"{plural(left.ended, 'request')} more that ended will be saved; Ctrl-C again: not", err=True)
+
+    def runs(idle: Any) -> Any:
+        def noted(count: int) -> None:
+            tell()
+            idle(count)
+
+        for row, run in ends.enter_context(contextlib.closing(source(noted))):
+            rows.append(row)
+            if run.export_error is not None:
+                errors.append(str(run.export_error))
+            yield row, run
+            ctrl_c.count += run.interrupted  # while it was being saved, which is not cut short
+            if ctrl_c.count > 1:
+                return
+
+    # The first Ctrl-C ends the watching, and what has ended is saved; the second ends that.
+    with contextlib.suppress(KeyboardInterrupt), held() as ctrl_c, contextlib.ExitStack() as ends:
+        if asked.as_json:
+            for _ in runs(lambda count: None):
+                pass
+        else:
+            show_rows(runs, console)
     if asked.as_json:
-        for _ in runs(lambda count: None):
-            pass
         document = {
             **expected.to_json(),
             **as_document(attached),
             "requests": [asdict(row) for row in rows],
-            "under_way": under_way,
+            "under_way": left.under_way,
+            "not_saved": left.ended,
         }
         _streams.print_json(document)
     else:
-        show_rows(runs, console)
         saved = [row.run for row in rows if row.run]
-        more = f", {under_way} more had not ended" if under_way else ""
+        more = f", {left.ended} more had ended and are not saved" if left.ended else ""
+        more += f", {left.under_way} more had not ended" if left.under_way else ""
         if has_unknown(rows):
             note = "? is not known: a reply in one piece has no first token, one of a single token no time per token"
             console.print(note, markup=False, soft_wrap=True)
@@ -374,7 +386,8 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
         click.echo(f"  fix: {'; '.join(dict.fromkeys(lost.values()))}", err=True)
     for error in dict.fromkeys(errors):
         click.echo(f"tokentrace: {error}", err=True)
-    if interrupted:
-        click.echo("interrupted; what was seen until then is saved", err=True)
+    if ctrl_c.came:
+        all_of = "not all of what had ended" if left.ended else "what had ended until then"
+        click.echo(f"interrupted; {all_of} is saved", err=True)
         return 130
     return 1 if lost or errors else 0
