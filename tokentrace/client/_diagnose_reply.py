@@ -34,6 +34,13 @@ def reply_failure(facts: Facts) -> EndpointError | None:
     if facts.shape in _OTHERS:
         protocol, fix = _OTHERS[facts.shape]
         return failure("TT853", f"{facts.where} speaks {protocol}, not the OpenAI chat API", fix, _keys(facts))
+    if facts.strange and not facts.text_chunks:
+        return failure(
+            "TT851",
+            f"the answer from {facts.where} holds no reply: {facts.strange}",
+            "look at what serves it, or at what sits between here and the server: something rewrites the answer",
+            some_lines(facts.shown(facts.text)),
+        )
     if not facts.has_choices:
         return _without_choices(facts)
     if facts.malformed_count:
@@ -60,8 +67,15 @@ def reply_notes(facts: Facts) -> list[str]:
         notes.append("the stream ended without [DONE]; it had a finish_reason, so the reply counts as whole")
     if facts.saw_done and not facts.finish_reason and facts.events:
         notes.append("the stream gave no finish_reason")
+    if facts.strange:
+        notes.append(f"a part of the reply could not be read: {facts.strange}")
     if not facts.text_chunks:
-        notes.append("the reply is empty")
+        counted = facts.counted or 0
+        # One is the end mark.
+        more = (
+            f", although the server counts {counted} tokens of it: what they were was not sent" if counted > 1 else ""
+        )
+        notes.append(f"the reply is empty{more}")
     if facts.finish_reason == "length":
         notes.append("the reply was stopped by its length limit (finish_reason length)")
     return notes

@@ -15,6 +15,9 @@ import orjson
 
 from tokentrace.client.sse import Event
 
+#: No reply has as many; a number of more digits can stand in no trace either.
+_MOST_TOKENS = 10**12
+
 
 @dataclass(slots=True)
 class Piece:
@@ -38,6 +41,7 @@ class Reading:
     malformed: bool = False
     keys: tuple[str, ...] = ()
     has_choices: bool = False
+    strange: str = ""  # what stands where a reply should, and is none, such as "content is a number"
     shape: str = ""  # "openai", "anthropic", "ollama", "responses" or "" when unknown
 
 
@@ -96,6 +100,10 @@ def read_object(value: Any) -> Reading:
         for position, choice in enumerate(choices):
             if isinstance(choice, dict):
                 _choice(reading, choice, position)
+            else:
+                reading.strange = f"a choice is {_kind(choice)}, not an object"
+    elif choices is not None:
+        reading.strange = f"choices is {_kind(choices)}, not a list"
     reading.usage = _usage(value)
     reading.error = error_in(value)
     reading.shape = _shape(value)
@@ -151,14 +159,22 @@ def _choice(reading: Reading, choice: dict[str, Any], position: int) -> None:
     before = len(reading.pieces)
     delta = choice.get("delta")
     if not isinstance(delta, dict):
-        delta = choice.get("message")
+        other = choice.get("message")
+        if isinstance(other, dict) or delta is None:
+            delta = other
     if isinstance(delta, dict):
+        if (strange := _strange(delta.get("content"))) != "":
+            reading.strange = f"content is {strange}, not text"
         for kind, text in _parts(delta):
             if text:
                 reading.pieces.append(Piece(kind, text, index))
         reading.pieces.extend(Piece("tool", text, index) for text in _tools(delta))
-    elif isinstance(choice.get("text"), str) and choice["text"]:
-        reading.pieces.append(Piece("content", choice["text"], index))
+    elif isinstance(choice.get("text"), str):
+        if choice["text"]:
+            reading.pieces.append(Piece("content", choice["text"], index))
+    elif delta is not None or choice.get("text") is not None:
+        what, given = ("text", choice["text"]) if delta is None else ("a delta or message", delta)
+        reading.strange = f"{what} is {_kind(given)}, not {'text' if delta is None else 'an object'}"
     finish = choice.get("finish_reason")
     if isinstance(finish, str) and finish:
         reading.finish[index] = finish
@@ -189,6 +205,21 @@ def _parts(delta: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "content", _str(delta.get("refusal"))
 
 
+def _strange(content: Any) -> str:
+    """What kind of thing stands in place of text, "" for text, none, or the parts of one."""
+    if content is None or isinstance(content, str):
+        return ""
+    if isinstance(content, list):
+        return "" if all(isinstance(part, dict) for part in content) else "a list of what is no object"
+    return _kind(content)
+
+
+def _kind(value: Any) -> str:
+    """What JSON calls it, to be read in a sentence."""
+    names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+    return names.get(type(value), "null")
+
+
 def _tools(delta: dict[str, Any]) -> Iterator[str]:
     calls = delta.get("tool_calls")
     named = calls if isinstance(calls, list) else []
@@ -196,6 +227,20 @@ def _tools(delta: dict[str, Any]) -> Iterator[str]:
     for function in [*functions, delta.get("function_call")]:
         if isinstance(function, dict):
             yield _str(function.get("name")) + _str(function.get("arguments"))
+
+
+def possible(usage: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The usage less counts that cannot be, and what was wrong with one of these; "" when nothing was."""
+    told = ""
+    for name, what in (("completion_tokens", "of reply"), ("prompt_tokens", "of prompt"), ("total_tokens", "in all")):
+        count = usage.get(name)
+        if isinstance(count, (int, float)) and not 0 <= count <= _MOST_TOKENS:
+            usage = {key: value for key, value in usage.items() if key != name}
+            told = (
+                told
+                or f"the server counts {count:.4g} tokens {what}, which cannot be: how many there were is not known"
+            )
+    return usage, told
 
 
 def _usage(value: dict[str, Any]) -> dict[str, Any] | None:

@@ -49,6 +49,7 @@ class Facts:
     # The reply, when it was one.
     events: int = 0
     text_chunks: int = 0
+    counted: int | None = None  # tokens of the reply, as the server told
     elapsed_ns: int = 0
     keepalives: int = 0
     has_choices: bool = False
@@ -57,6 +58,7 @@ class Facts:
     malformed: str = ""  # the beginning of an event that is not JSON
     malformed_count: int = 0
     unfinished_event: bool = False
+    strange: str = ""  # what stood where a reply should, and was none
     shape: str = ""
     keys: tuple[str, ...] = ()
     reply_error: Mapping[str, Any] | None = None

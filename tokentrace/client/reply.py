@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tokentrace.client.chunks import Reading, parse_json, read_event, read_object
+from tokentrace.client.chunks import Reading, parse_json, possible, read_event, read_object
 from tokentrace.client.facts import KEPT_BYTES, Facts
 from tokentrace.client.hiding import Hider
 from tokentrace.client.sse import Comment, Event, SseParser
@@ -124,14 +124,17 @@ class Reply:
         facts.has_choices = facts.has_choices or reading.has_choices
         facts.keys = facts.keys or reading.keys
         facts.shape = facts.shape or reading.shape
+        facts.strange = facts.strange or reading.strange
         if reading.usage is not None:
-            exchange.usage = reading.usage
+            exchange.usage, odd = possible(reading.usage)
+            facts.counted = exchange.output_tokens
+            if odd and odd not in exchange.notes:
+                exchange.notes.append(odd)
         if reading.error is not None and facts.reply_error is None:
             facts.reply_error = reading.error
         if finish := reading.finish.get(0):
             exchange.finish_reason = facts.finish_reason = finish
-        counted = (reading.usage or {}).get("completion_tokens")
-        counted = counted if isinstance(counted, int) else None
+        counted = exchange.output_tokens if reading.usage is not None else None
         for piece in reading.pieces:
             exchange.chunks.append(Chunk(now_ns, piece.kind, piece.text, piece.choice, size, counted))
             size = 0
