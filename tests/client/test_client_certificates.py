@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import sys
 import time
 from pathlib import Path
 
@@ -62,6 +63,15 @@ def test_a_private_authority(folder: Path) -> None:
         error = error_of(ask(server), "TT811")
         assert "Corp Root CA" in str(error)
         assert ask(server, environ={"SSL_CERT_FILE": str(authority[0])}).complete
+
+
+@pytest.mark.skipif(sys.version_info < (3, 13), reason="earlier versions accept it")
+def test_an_authority_that_is_known_and_refused_all_the_same(folder: Path) -> None:
+    authority = make_certificate(folder, "Old Root CA", authority=True, strict=False)
+    cert, key = make_certificate(folder, "by the old", signed_by=authority, strict=False)
+    with ScriptedServer(tls=server_context(cert, key)) as server:
+        error = error_of(ask(server, environ={"SSL_CERT_FILE": str(authority[0])}), "TT811")
+    assert "is refused here: " in str(error) and "not trusted" not in str(error) and "issued anew" in error.fix
 
 
 def test_a_certificate_for_another_name(folder: Path) -> None:

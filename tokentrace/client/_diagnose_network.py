@@ -189,6 +189,11 @@ def _no_connection(facts: Facts, error: OSError | None) -> EndpointError:
     return failure("TT805", f"{facts.where} cannot be reached{said}", "check host, port and network", _attempts(facts))
 
 
+#: X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT (also _LOCALLY), _DEPTH_ZERO_SELF_SIGNED_CERT, _SELF_SIGNED_CERT_IN_CHAIN and
+#: _UNABLE_TO_VERIFY_LEAF_SIGNATURE of openssl/x509_vfy.h: the chain leads to nobody who is known here.
+_NO_ISSUER = (2, 18, 19, 20, 21)
+
+
 def _led(facts: Facts) -> str:
     """Where a name led, for a reader who did not know that it has one of two kinds of address."""
     tried = [a.address for a in facts.wire.attempts]
@@ -217,6 +222,13 @@ def _tls(facts: Facts, error: ssl.SSLError) -> EndpointError:
                 "TT812",
                 f"the certificate of {facts.where} is for another name{name}",
                 "use the name that the certificate is for in the base URL",
+            )
+        if code not in _NO_ISSUER and error.verify_message:
+            return failure(
+                "TT811",
+                f"the certificate of {facts.where} is refused here: {error.verify_message}",
+                "have it issued anew without that; if only Python 3.13 and later refuse it: they insist on what "
+                "RFC 5280 asks of an authority's certificate, earlier versions do not",
             )
         if shown and shown.self_signed:
             who = "is self-signed"
