@@ -97,7 +97,7 @@ def test_a_run_that_cannot_be_kept_still_reports_and_writes_what_was_asked_for(t
             piped = subprocess.run([*COMMAND, "run", "Hi", "--url", f"{server.url}/v1", "--model", "m", "-q"],
                                    stdout=nowhere, stderr=subprocess.PIPE, text=True, env=environment(tmp_path),
                                    timeout=240, check=False)  # fmt: skip
-    assert piped.returncode == 1
+    assert piped.returncode == 2
     assert "No space left" in piped.stderr and "Traceback" not in piped.stderr
 
 
