@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import click
+
+from tokentrace.client.config_files import MAX_TIMEOUT_S
+
+#: What servers hold a count of tokens in.
+MOST_TOKENS = 2**31 - 1
+
+
+class Number(click.FloatRange):
+    """A number in a range. To click, nan lies in every one, as no comparison with it is true."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
 
 KEY = click.option("--key", help="API key; better in OPENAI_API_KEY, where no process list shows it.")
 MODEL = click.option("--model", metavar="NAME|PATH", help="Model name on the server, or a folder for the local engine.")
@@ -10,11 +29,11 @@ PROFILE = click.option("--profile", help="A profile of tokentrace.toml.")
 CONFIG = click.option(
     "--config", metavar="FILE", help="A TOML or JSON file with base_url, api_key_env, model, timeout."
 )
-TIMEOUT = click.option("--timeout", type=click.FloatRange(min=0.1), help="Seconds to wait for the server.")
+TIMEOUT = click.option("--timeout", type=Number(0.1, MAX_TIMEOUT_S), help="Seconds to wait for the server.")
 SYSTEM = click.option("--system", default="", help="A system message before the prompt.")
-MAX_TOKENS = click.option("--max-tokens", type=click.IntRange(1), default=64, show_default=True)
+MAX_TOKENS = click.option("--max-tokens", type=click.IntRange(1, MOST_TOKENS), default=64, show_default=True)
 TEMPERATURE = click.option(
-    "--temperature", type=click.FloatRange(0, 10), help="Default: greedy here, the server's own elsewhere."
+    "--temperature", type=Number(0, 10), help="Default: greedy here, the server's own elsewhere."
 )
 DETAIL = click.option("--detail", is_flag=True, help="Show steps, and keep every span in the trace.")
 OTLP = click.option(

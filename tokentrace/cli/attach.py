@@ -105,7 +105,7 @@ class _Asked:
 @_options.SYSTEM
 @_options.MAX_TOKENS
 @click.option(
-    "--temperature", type=click.FloatRange(0, 10), help="Default: 0, so that both requests make the same tokens."
+    "--temperature", type=_options.Number(0, 10), help="Default: 0, so that both requests make the same tokens."
 )
 @_options.TIMEOUT
 @click.option("--once", is_flag=True, help="Send the prompt once instead of twice (light, then deep).")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 )
 @click.option("--concurrency", type=click.IntRange(1), help="Requests at a time; default 1, with --rate no limit.")
 @click.option(
-    "--rate", type=click.FloatRange(min=0, min_open=True), help="Requests a second, whatever the server does."
+    "--rate", type=_options.Number(min=0, min_open=True), help="Requests a second, whatever the server does."
 )
 @click.option("--arrivals", type=click.Choice(["poisson", "even"]), help="Of --rate; default poisson.")
 @click.option("--url", "urls", multiple=True, help="Base URL of an OpenAI-compatible server; twice compares two.")

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from tokentrace.cli import _options
+from tokentrace.client.config_files import MAX_TIMEOUT_S
 from tokentrace.errors import UsageError
 
 
@@ -20,9 +21,15 @@ from tokentrace.errors import UsageError
 @_options.CONFIG
 @click.option("--pid", type=click.IntRange(1), help="A process of a server on this machine.")
 @click.option("--layers", help="Only these layers, such as 8-6,2 or client,jit; 0 is the trace's plumbing.")
-@click.option("--timeout", type=click.FloatRange(min=0.5), default=30.0, show_default=True, help="Seconds for it all.")
 @click.option(
-    "--max-tokens", type=click.IntRange(1), default=64, show_default=True, help="Replies you mean to ask for."
+    "--timeout", type=_options.Number(0.5, MAX_TIMEOUT_S), default=30.0, show_default=True, help="Seconds for it all."
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1, _options.MOST_TOKENS),
+    default=64,
+    show_default=True,
+    help="Replies you mean to ask for.",
 )
 @click.option("--offline", is_flag=True, help="Send nothing: settings and this machine only.")
 @click.option("--explain", metavar="ID", help="What a check means, looks at and wants, such as TT801.")

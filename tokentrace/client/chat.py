@@ -10,6 +10,7 @@ connection, 429 or 503. Each of these is noted.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
@@ -193,7 +194,7 @@ class _Call:
         from tokentrace.client.network import Stopped
 
         x = self.x
-        content = orjson.dumps(request)
+        content = _as_json(request)
         x.request, x.request_bytes = dict(request), len(content)
         wire, limits = Wire(), replace(self.limits)
         facts = facts_of(self.endpoint, x.url, wire, limits.first_byte_s, self.environ)
@@ -349,6 +350,19 @@ class _Call:
         if facts.error is not None:
             return f"timeout: {wire.limit}" if wire.limit else "failed"
         return "interrupted" if last and self.x.interrupted else ""
+
+
+def _as_json(request: Mapping[str, Any]) -> bytes:
+    """Raises ConfigError for a field that JSON has no form for."""
+    temperature = request.get("temperature")
+    if isinstance(temperature, float) and not math.isfinite(temperature):
+        raise ConfigError(f"a temperature of {temperature} cannot be sent", fix="give a number from 0 to 2", layer=8)
+    try:
+        return orjson.dumps(request)
+    except TypeError as error:  # a number of too many digits, a lone surrogate, an object of Python
+        sizes = [name for name, value in request.items() if isinstance(value, int) and value.bit_length() > 63]
+        what = f"{sizes[0]} is larger than any server takes" if sizes else f"the request cannot be sent: {error}"
+        raise ConfigError(what, fix="give a smaller number" if sizes else "change what it holds", layer=8) from None
 
 
 def _may_retry(facts: Facts) -> str:

@@ -31,6 +31,8 @@ from tokentrace.errors import ConfigError
 NAME = "tokentrace.toml"
 _TEXTS = {"base_url": "base_url", "url": "base_url", "api_base": "base_url", "api_key": "api_key",
           "api_key_env": "api_key_env", "model": "model", "default_model": "model"}  # fmt: skip
+#: Some 115 days. Clocks and system calls take no longer ones everywhere.
+MAX_TIMEOUT_S = 10_000_000
 _OTHERS = {"timeout": "timeout", "max_retries": "max_retries", "headers": "headers"}
 _TOP = ("profiles", "profile", "default_profile")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}")
@@ -231,8 +233,8 @@ def _expand(file: File, key: str, text: str, env: Mapping[str, str], section: st
 def _timeout(file: File, key: str, value: Any, env: Mapping[str, str], section: str) -> float:
     if isinstance(value, str):
         value = _number(_expand(file, key, value, env, section))
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e7:
-        raise _wrong(file, key, "must be a number of seconds above 0", section)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MAX_TIMEOUT_S:
+        raise _wrong(file, key, f"must be a number of seconds above 0 and up to {MAX_TIMEOUT_S:,}", section)
     return float(value)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tokentrace.client import config_files, keys, urls
-from tokentrace.client.config_files import Settings
+from tokentrace.client.config_files import MAX_TIMEOUT_S, Settings
 from tokentrace.errors import ConfigError
 from tokentrace.wording import listed, plural
 
@@ -217,9 +217,11 @@ def _timeout(flag: float | None, env: Mapping[str, str], file: Settings | None, 
         value = file.timeout_s
     else:
         return DEFAULT_TIMEOUT_S
-    if not 0 < value < 1e7:
+    if not 0 < value <= MAX_TIMEOUT_S:
         raise ConfigError(
-            f"the timeout from {source['timeout']} is not a number of seconds above 0", fix="for instance 60", layer=8
+            f"the timeout from {source['timeout']} is not a number of seconds above 0 and up to {MAX_TIMEOUT_S:,}",
+            fix="for instance 60",
+            layer=8,
         )
     return value
 
