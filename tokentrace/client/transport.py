@@ -7,6 +7,7 @@ above reads the body; what can be told from ordinary text only in what the body 
 from __future__ import annotations
 
 import os
+import re
 import ssl
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -198,7 +199,8 @@ def tls_context(cert_file: str, cert_dir: str) -> tuple[ssl.SSLContext, str]:
 
 
 def _authority(url: str) -> str:
-    return url.partition("://")[2].partition("/")[0].partition("?")[0]
+    """For the Host header, in which the zone of an address of this link has no place (RFC 6874, section 1)."""
+    return re.sub(r"%[^]]*\]", "]", url.partition("://")[2].partition("/")[0].partition("?")[0])
 
 
 def merge(headers: dict[str, str], more: Mapping[str, str]) -> dict[str, str]:

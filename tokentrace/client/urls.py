@@ -68,8 +68,9 @@ def normalise(text: str, source: str = "") -> BaseUrl:
         raise wrong("is no address", f"set {source or '--url'} to one like http://127.0.0.1:8000/v1, or unset it")
     if hole := _HOLE.search(_SCHEME.sub("", raw).partition("/")[0].rpartition("@")[2]):
         raise wrong(f"still holds {hole[0]}, which nothing replaced", f"set {source or '--url'} to the address itself")
-    if any(c.isspace() or ord(c) < 32 for c in raw) or "\\" in raw:
-        raise wrong("contains a space or a backslash", "write it like http://127.0.0.1:8000/v1")
+    if (bad := next((c for c in raw if c == "\\" or not c.isprintable() or c.isspace()), "")) != "":
+        what = "a backslash" if bad == "\\" else "a space" if bad == " " else f"the character U+{ord(bad):04X}"
+        raise wrong(f"contains {what}, which no address has", "write it like http://127.0.0.1:8000/v1")
     match = _SCHEME.match(raw)
     if match is None:
         if re.match(r"^https?:", raw, re.IGNORECASE):
@@ -94,6 +95,8 @@ def normalise(text: str, source: str = "") -> BaseUrl:
     host = _ascii_host(host, wrong)
     if host in ("0.0.0.0", "::"):
         notes.append(f"{host} is an address to listen on; to connect, 127.0.0.1 is the usual one")
+    if port == 0:
+        raise wrong("has port 0, on which nothing can listen", "give the port that the server listens on")
     port = port or (443 if scheme == "https" else 80)
     path = _path(parts.path, notes, _origin(scheme, host, port), wrong)
     query = f"?{parts.query}" if parts.query else ""
@@ -188,6 +191,7 @@ def _ascii_host(host: str, wrong: _Wrong) -> str:
     try:
         plain = host if host.isascii() else host.encode("idna").decode()
         if ":" in plain:
+            plain = re.sub("%25(?=.)", "%", plain, count=1)  # the zone of an address of this link, as RFC 6874 writes it
             ipaddress.ip_address(plain)
         elif not re.fullmatch(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_.])?", plain):
             raise ValueError(plain)
