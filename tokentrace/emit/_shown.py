@@ -82,10 +82,21 @@ class _Change:
         level, beside = _critical_path.fitting_level(self.made, most)
         if not beside:
             return
+        made = self._own()
+        for parent in {made.parent[row] for row in beside}:
+            self._produce(parent)
+        marked: dict[int, int] = {}  # a shape with the mark, by the one without; these rows may be nearly all
         for row in beside:
-            self._produce(self.made.parent[row])
-            self._set(row, KIND_CONSUMER, {BESIDE: True})
-        self.made.set_attributes(0, {LEVEL: level, MARKED: len(beside)})
+            shape = made.shape[row]
+            if shape not in marked:
+                keys = made.shapes[shape]
+                marked[shape] = made.intern_shape((*keys, BESIDE)) if BESIDE not in keys else -1
+            if marked[shape] < 0 or row in made.kinds:
+                self._set(row, KIND_CONSUMER, {BESIDE: True})
+                continue
+            made.kinds[row], made.shape[row] = KIND_CONSUMER, marked[shape]
+            made.values[row] = (*made.values[row], True)
+        made.set_attributes(0, {LEVEL: level, MARKED: len(beside)})
 
     def _produce(self, row: int) -> None:
         self._set(row, KIND_PRODUCER, {})

@@ -147,7 +147,7 @@ class _EncodedResources:
 @dataclass(slots=True)
 class _Encoder:
     trace: Trace
-    names: dict[int, bytes] = field(default_factory=dict)
+    titles: dict[tuple[int, int], bytes] = field(default_factory=dict)
     texts: dict[tuple[str, type], dict[Any, bytes]] = field(default_factory=dict)
     lengths: dict[int, bytes] = field(default_factory=dict)
     trace_id: bytes = b""
@@ -239,13 +239,16 @@ class _Encoder:
 
     def _titles(self, rows: range) -> list[bytes]:
         """name and kind (fields 5, 6)."""
-        trace, cache = self.trace, self.names
+        trace, cache = self.trace, self.titles
         names = trace.name[rows.start : rows.stop]
-        for name in set(names).difference(cache):
-            cache[name] = self._title(name, KIND_INTERNAL)
-        titles = list(map(cache.__getitem__, names))
-        for row in _within(trace.kinds, rows):
-            titles[row - rows.start] = self._title(trace.name[row], trace.kinds[row])
+        plain = {name: self._title(name, KIND_INTERNAL) for name in set(names)}
+        titles = list(map(plain.__getitem__, names))
+        for row in _within(trace.kinds, rows):  # of a long trace these are nearly all (`_shown`)
+            key = trace.name[row], trace.kinds[row]
+            title = cache.get(key)
+            if title is None:
+                title = cache[key] = self._title(*key)
+            titles[row - rows.start] = title
         return titles
 
     def _title(self, name: int, kind: int) -> bytes:
