@@ -193,7 +193,8 @@ def build(trace: Trace, found: Analysis | None = None, *, prompt: str = "", note
     found = found or analyze(trace)
     main = found.main
     facts = main.view.exchange
-    told = [str(note) for note in facts.get("notes") or ()]
+    engine = trace.meta.get("engine")
+    told = [str(note) for one in (facts, engine) if isinstance(one, dict) for note in one.get("notes") or ()]
     failed = next((one.view.exchange for one in found.passes.values() if one.view.exchange.get("error")), {})
     error = str(failed.get("error") or "")
     return Report(

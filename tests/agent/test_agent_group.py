@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tokentrace.agent import core
+from tokentrace.agent.control import Server
 from tokentrace.agent_client import AgentClient, AgentGroup
+from tokentrace.attach.session import notes
+from tokentrace.attach.watch import Watcher
 from tokentrace.errors import EngineError, ProbeUnavailable
 
 Host = Callable[..., "subprocess.Popen[str]"]
@@ -45,6 +49,29 @@ def test_a_group_records_in_every_process_and_keeps_them_apart(two: tuple[AgentG
     assert [raw.end_ns for raw in raws] == sorted(raw.end_ns for raw in raws)
     assert {columns.process for columns in group.columns("work")} == pids
     assert set(map(str, group.facts()["pids"])) == pids and group.process in pids
+
+
+def test_records_without_room_are_counted_while_the_pass_goes_on_and_by_request(server: Server) -> None:
+    with AgentGroup.connect([server.path]) as group:
+        group.begin_pass()
+        emit = server.recorder.emitter("x")
+        watcher = Watcher(group)
+
+        def overflow(by: int) -> None:
+            for n in range(core.LIMIT - len(server.recorder) + by):  # no group is on, so nothing is pushed
+                emit("y", n, n, 0, {})
+
+        watcher.look()
+        before = time.time_ns()
+        assert (group.dropped, watcher.dropped_since(before), notes(group, 0)) == (0, 0, [])
+        overflow(5)
+        watcher.look()
+        assert (group.dropped, watcher.dropped_since(before)) == (5, 5)
+        between = time.time_ns()
+        overflow(7)
+        group.facts()
+        assert (watcher.dropped_since(before), watcher.dropped_since(between)) == (12, 7)
+        assert "7 records found no room" in notes(group, 7)[0] and "12 records" in notes(group)[0]
 
 
 def test_what_no_process_has_is_refused_with_the_advice(two: tuple[AgentGroup, list[object]]) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 from tokentrace import workflow
 from tokentrace.attach.served import SPENT, Served, Sorter, trace_of
 from tokentrace.attach.watch import Row, has_unknown, row_of, table
+from tokentrace.emit.terminal import print_report
 from tokentrace.interrupts import mark
 from tokentrace.probe import Raw
 from tokentrace.session import Outcome
@@ -147,6 +148,19 @@ def test_an_engine_that_never_ends_a_request_is_not_waited_for_for_ever() -> Non
     sorter.add([*reply("a", 7)[:-1], *steps(("a",), 1, 2), request(("a",))])
     (one,) = sorter.finished(T0 + 5_060 * MS)
     assert one.tokens is None
+
+
+def test_what_was_not_seen_in_the_engine_is_in_the_report() -> None:
+    sorter = Sorter()
+    one = served(sorter, *reply("a", 3), *steps(("a",), 1, 3), request(("a",)))
+    note = "the trace has gaps: 5 records found no room in the agent's buffer"
+    report = workflow.conclude(
+        Outcome(trace_of(one, {**FACTS, "notes": [note]}, {}), {}), workflow.Settings(save=False)
+    ).report
+    assert note in report.notes and note in report.to_json()["notes"]
+    shown = io.StringIO()
+    print_report(report, Console(width=200, file=shown))
+    assert note in shown.getvalue()
 
 
 def test_a_request_whose_server_went_away_is_kept_as_far_as_it_was_seen() -> None:

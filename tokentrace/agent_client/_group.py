@@ -141,6 +141,11 @@ class AgentGroup:
         for client in self.members:
             client.end_pass(request_id, settle_s)
 
+    def look(self) -> None:
+        """Have `dropped` and `faults` be what they are now, in a pass without end. Never raises."""
+        for client in self.members:
+            client.look()
+
     def records(self, group: str) -> Sequence[Raw]:
         """What the group wrote in this pass, in all processes, in the order in which it ended."""
         found = [raw for client in self.members for raw in client.records(group)]

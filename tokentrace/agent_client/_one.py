@@ -39,6 +39,7 @@ LET_GO = (
 #: A process that somebody has stopped for so long is not waited for: it answers when it is let go on, if ever.
 _STANDS_S = 1.0
 _LOOK_S = 0.1
+_LOOK_ANSWER_S = 1.0
 #: A program that ends may close its sockets first.
 _END_S = 2.0
 
@@ -158,7 +159,7 @@ class AgentClient:
         if not self.lost:
             with contextlib.suppress(ProbeUnavailable):
                 self._facts = self._ask("facts")["facts"]
-                self.faults = list(self._facts.get("faults") or ())
+                self._note(self._facts)
         return self._facts
 
     def functions(self) -> Mapping[str, int]:
@@ -212,8 +213,17 @@ class AgentClient:
             if self._stands:
                 self._gone(str(error), error.fix)  # what it has not sent is not in this pass
             return
-        self.dropped = int(answer.get("dropped") or 0)
-        self.faults = list(answer.get("faults") or ())
+        self._note(answer)
+
+    def look(self) -> None:
+        """Have `dropped` and `faults` be what they are now, in a pass without end. Never raises: an agent that is busy
+        for a second is asked another time."""
+        with contextlib.suppress(ProbeUnavailable):
+            self._note(self._ask("drain", timeout_s=_LOOK_ANSWER_S, may_fail=True))
+
+    def _note(self, told: Mapping[str, Any]) -> None:
+        self.dropped = int(told.get("dropped") or 0)
+        self.faults = list(told.get("faults") or ())
 
     def records(self, group: str) -> Sequence[Raw]:
         """What the group wrote in this pass and has arrived, in the order in which it ended."""
@@ -250,8 +260,11 @@ class AgentClient:
     def _measure_clock(self) -> None:
         self.clock = measure(lambda: int(self._ask("clock")["time_ns"]))
 
-    def _ask(self, command: str, *, timeout_s: float = _ANSWER_S, **more: Any) -> dict[str, Any]:
-        """Send one command and wait for its answer. Raises ProbeUnavailable: refused, or the agent is gone."""
+    def _ask(
+        self, command: str, *, timeout_s: float = _ANSWER_S, may_fail: bool = False, **more: Any
+    ) -> dict[str, Any]:
+        """Send one command and wait for its answer. Raises ProbeUnavailable: refused, or the agent is gone; one that
+        gives no answer in time counts as gone unless this `may_fail`."""
         with self._asking:
             if self.lost:
                 raise self._why_lost()
@@ -264,12 +277,12 @@ class AgentClient:
                 self._reader.join(_END_S + 1.0)
                 if not self.lost:
                     self._gone(*self._why_closed())
-            answer = self._answer(timeout_s)
+            answer = self._answer(timeout_s, may_fail)
         if not answer.get("ok"):
             raise ProbeUnavailable(str(answer.get("reason")), fix=str(answer.get("fix") or ""))
         return answer
 
-    def _answer(self, timeout_s: float) -> dict[str, Any]:
+    def _answer(self, timeout_s: float, may_fail: bool) -> dict[str, Any]:
         """The answer to what was asked last. Raises ProbeUnavailable: there is none in time, or the process is stopped,
         which costs it this answer and not the connection."""
         begin = time.monotonic()
@@ -288,7 +301,10 @@ class AgentClient:
                     ) from None
                 if now - begin < timeout_s:
                     continue
-                self._gone(f"the agent did not answer within {timeout_s:.0f} s")
+                late = f"the agent did not answer within {timeout_s:.0f} s"
+                if may_fail:
+                    raise ProbeUnavailable(late) from None
+                self._gone(late)
                 answer = None
             if answer is None:
                 raise self._why_lost()

@@ -10,6 +10,7 @@ from tokentrace.agent_client import AgentClient, AgentGroup
 from tokentrace.attach import progress
 from tokentrace.attach.obstacles import halted
 from tokentrace.attach.why import Why, in_one
+from tokentrace.wording import plural
 
 if TYPE_CHECKING:
     from tokentrace.attach.found import Depth, Found
@@ -121,15 +122,21 @@ def note(meta: dict[str, Any], attached: Attached, agent: AgentGroup | None) -> 
     meta["engine"] = told
 
 
-def notes(agent: AgentGroup | None) -> list[str]:
-    """Sentences about what was not seen, and why."""
+def notes(agent: AgentGroup | None, dropped: int | None = None) -> list[str]:
+    """Sentences about what was not seen, and why. `dropped`: the records without room, where not all were in the time
+    of this request."""
     if agent is None:
         return []
     found = []
     if agent.lost:
         found.append(f"the trace has gaps: {agent.lost}")
-    if agent.dropped:
-        found.append(f"{agent.dropped} records found no room in the agent's buffer")
+    if dropped is None and agent.dropped:
+        found.append(f"the trace has gaps: {plural(agent.dropped, 'record')} found no room in the agent's buffer")
+    elif dropped:
+        found.append(
+            f"the trace may have gaps: {plural(dropped, 'record')} found no room in the agent's buffer while the "
+            "request was under way, or up to a second before or after"
+        )
     found += [
         f"a hook failed{' and was taken out' if fault.get('off') else ''}: {fault.get('hook')}: {fault.get('error')}"
         for fault in agent.faults

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 GROUPS = ("http", "tokenizer", "engine", "model", "jit")
 DEEP_GROUPS = ("modules", "ops")
 POLL_S = 0.1
+LOOK_S = 1.0
 #: A selection that fits no request.
 _NOBODY = {"trace_ids": ["none"]}
 
@@ -80,6 +81,8 @@ class Watcher:
         self._with_text, self._steps = with_text, steps
         self._sorter = Sorter()
         self._on: list[str] = []
+        self._dropped: deque[tuple[int, int]] = deque(maxlen=1000)  # (when, how many records until then)
+        self._looked_ns = 0
         #: Groups that could not be switched on, and why.
         self.unseen: dict[str, str] = {}
 
@@ -123,6 +126,18 @@ class Watcher:
         """Whether each request that ended before has been given back, and its records have had the time to arrive."""
         return time.time_ns() - before_ns >= self._sorter.settle_ns and self._sorter.settled(before_ns)
 
+    def look(self) -> None:
+        """Note how many records have found no room until now."""
+        self.agents.look()
+        self._looked_ns = time.time_ns()
+        if self.agents.dropped != (self._dropped[-1][1] if self._dropped else 0):
+            self._dropped.append((self._looked_ns, self.agents.dropped))
+
+    def dropped_since(self, start_ns: int) -> int:
+        """How many records have found no room since then, to LOOK_S."""
+        before = next((count for at_ns, count in reversed(self._dropped) if at_ns <= start_ns), 0)
+        return self.agents.dropped - before
+
     def take(self) -> None:
         """What has arrived."""
         for client in self.agents.members:
@@ -137,6 +152,8 @@ class Watcher:
         they were seen, when the server has `gone` (why). `no_more`: no record is waited for."""
         self.take()
         now = time.time_ns()
+        if not (gone or no_more) and now - self._looked_ns >= int(LOOK_S * 1e9):
+            self.look()
         found = self._sorter.cut(now, gone) if gone else self._sorter.finished(now, no_more=no_more)
         if not self._with_text:
             for served in found:
@@ -226,7 +243,7 @@ def watch(
         while found:
             count()
             idle(left.under_way)
-            done = _conclude(found[0][0], attached, agents, settings, deep, found[0][1])
+            done = _conclude(found[0][0], attached, watcher, settings, found[0][1])
             found.popleft()
             count()
             yield done
@@ -264,13 +281,14 @@ def watch(
 def _conclude(
     served: Served,
     attached: Attached,
-    agents: AgentGroup,
+    watcher: Watcher,
     settings: workflow.Settings,
-    deep: bool,
     told: Told | None = None,
 ) -> tuple[Row, workflow.Run]:
-    facts = {**engine_facts(attached, agents), "notes": notes(agents)}
-    trace = trace_of(served, facts, session.processes_of(agents), deep=deep, told=told,
+    agents = watcher.agents
+    facts = engine_facts(attached, agents)
+    facts["notes"] = notes(agents, watcher.dropped_since(served.request.start_ns))
+    trace = trace_of(served, facts, session.processes_of(agents), deep=watcher.deep, told=told,
                      options={"without_agent": without_agent(attached)})  # fmt: skip
     if served.cut:
         mark(trace, served.cut)
