@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     "-n", "--requests", "count", type=click.IntRange(1), default=20, show_default=True, help="To each endpoint."
 )
 @click.option("--concurrency", type=click.IntRange(1), help="Requests at a time; default 1, with --rate no limit.")
-@click.option(
-    "--rate", type=_options.Number(min=0, min_open=True), help="Requests a second, whatever the server does."
-)
+@click.option("--rate", type=_options.Number(min=0, min_open=True), help="Requests a second, whatever the server does.")
 @click.option("--arrivals", type=click.Choice(["poisson", "even"]), help="Of --rate; default poisson.")
 @click.option("--url", "urls", multiple=True, help="Base URL of an OpenAI-compatible server; twice compares two.")
 @click.option("--profile", "profiles", multiple=True, help="A profile of tokentrace.toml; twice compares two.")

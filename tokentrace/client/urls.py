@@ -191,7 +191,7 @@ def _ascii_host(host: str, wrong: _Wrong) -> str:
     try:
         plain = host if host.isascii() else host.encode("idna").decode()
         if ":" in plain:
-            plain = re.sub("%25(?=.)", "%", plain, count=1)  # the zone of an address of this link, as RFC 6874 writes it
+            plain = re.sub("%25(?=.)", "%", plain, count=1)  # before a zone, as RFC 6874 writes it
             ipaddress.ip_address(plain)
         elif not re.fullmatch(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_.])?", plain):
             raise ValueError(plain)
