@@ -191,6 +191,10 @@ def _version() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
+def test_the_help_names_the_methods() -> None:
+    assert f"--method {'|'.join(METHODS)}" in tokentrace("attach", "-h").stdout
+
+
 def test_a_port_where_nobody_listens() -> None:
     with socket.socket() as mine:  # bound, so that it is nobody else's, and nobody listens
         mine.bind(("127.0.0.1", 0))

@@ -96,7 +96,7 @@ class _Asked:
 @click.option("--deep", is_flag=True, help="Watch the modules and operators of others' requests too; slows them down.")
 @click.option("--steps", type=click.IntRange(1), metavar="N", help="Steps that are profiled; default: 3.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and stop.")
-@click.option("--method", default="auto", show_default=True, help="auto, agent, borrow, gdb or outside; see below.")
+@click.option("--method", metavar="auto|agent|borrow|gdb|outside", default="auto", show_default=True, help="See below.")
 @_options.RECEIVE
 @_options.KEY
 @click.option("--model", metavar="NAME", help="Model name on the server.")
@@ -337,7 +337,8 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
         nonlocal told
         if ctrl_c.came and left.ended and not told:
             told = True
-            click.echo(f"{plural(left.ended, 'request')} more that ended will be saved; Ctrl-C again: not", err=True)
+            ended = plural(left.ended, "more request")
+            click.echo(f"saving {ended} that ended; Ctrl-C again leaves them out", err=True)
 
     def runs(idle: Any) -> Any:
         def noted(count: int) -> None:
