@@ -133,7 +133,8 @@ def main() -> None:
             sys.exit(UsageError.exit_code)
         what = f"{error.filename}: " if error.filename else ""
         show_error(TokentraceError(f"{what}{error.strerror or error}", fix="see whether the disk is full"))
-        os._exit(2)  # 1 is an answer: slower, a layer that fails; flushing standard output once more would only fail again
+        # 1 is an answer of some commands. Flushing standard output once more would only fail again.
+        os._exit(2)
 
 
 def show_error(error: TokentraceError) -> None:
