@@ -10,7 +10,8 @@ from rich.console import Console
 
 from tokentrace import workflow
 from tokentrace.attach.served import SPENT, Served, Sorter, trace_of
-from tokentrace.attach.watch import Row, has_unknown, row_of, table
+from tokentrace.attach.table import has_unknown, table
+from tokentrace.attach.watch import Row, row_of
 from tokentrace.emit.terminal import print_report
 from tokentrace.interrupts import mark
 from tokentrace.probe import Raw

@@ -17,7 +17,8 @@ from tokentrace import workflow
 from tokentrace.agent_client import AgentClient
 from tokentrace.attach.found import Depth, Found
 from tokentrace.attach.joined import Left
-from tokentrace.attach.watch import Row, table, watch
+from tokentrace.attach.table import table
+from tokentrace.attach.watch import Row, watch
 from tokentrace.client.settings import Endpoint
 from tokentrace.errors import AttachError
 from tokentrace.interrupts import held

@@ -297,9 +297,10 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
     """
     from tokentrace.attach.joined import Left
     from tokentrace.attach.session import STEPS
+    from tokentrace.attach.table import has_unknown
+    from tokentrace.attach.table import show as show_rows
     from tokentrace.attach.told import watch_told
-    from tokentrace.attach.watch import Row, has_unknown, watch
-    from tokentrace.attach.watch import show as show_rows
+    from tokentrace.attach.watch import Row, watch
     from tokentrace.interrupts import held
 
     receiver = settings.receiver
