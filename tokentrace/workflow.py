@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokentrace import session
-from tokentrace.carried import carry
+from tokentrace.analyze import Analysis, analyze
+from tokentrace.carried import carry, carry_trees
 from tokentrace.errors import ConfigError, EngineError, ExportError, TokentraceError, UsageError
 from tokentrace.fold import BUDGET, fold
 from tokentrace.interrupts import held
@@ -107,13 +108,14 @@ def check_settings(settings: Settings) -> None:
 def conclude(outcome: session.Outcome, settings: Settings) -> Run:
     """Analyse a trace, save it and send it on, as the settings say."""
     with held() as interrupt:
-        report = build(outcome.trace)
+        found = analyze(outcome.trace)
+        report = build(outcome.trace, found)
         folded = outcome.trace if settings.detail else fold(outcome.trace, BUDGET)
         report.spans = {"produced": len(folded), "recorded": len(outcome.trace)}
         if folded is not outcome.trace:
             carry(folded, report)
         result = Run(outcome.trace, folded, report, outcome.error, interrupted=outcome.interrupted)
-        _deliver(result, settings)
+        _deliver(result, settings, found)
         result.interrupted = result.interrupted or interrupt.came
     return result
 
@@ -178,7 +180,7 @@ def _agent_of(engine: LocalEngine) -> tuple[AgentClient | None, str]:
     return None, f"tokentrace's agent did not start in the engine: {problem or 'it was switched off'}"
 
 
-def _deliver(result: Run, settings: Settings) -> None:
+def _deliver(result: Run, settings: Settings, found: Analysis) -> None:
     """Save, write and send. The report is saved last: it tells where the files are and what arrived."""
     from tokentrace import emit, runs
 
@@ -193,6 +195,8 @@ def _deliver(result: Run, settings: Settings) -> None:
                 result.warnings.append(f"{error}: the run is not saved")
     if settings.output is not None:
         page = emit.format_of(settings.output) == "html" and len(result.trace) <= emit.MOST_ON_A_PAGE
+        if result.folded is not result.trace and emit.format_of(settings.output) == "otlp-file":
+            carry_trees(result.folded, result.trace, found)
         try:
             emit.save(result.trace if page else result.folded, settings.output, report=report)
             report.files.append(str(settings.output.absolute()))  # the saved report is read from elsewhere too

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,8 @@ from support.records import request_pass, three_passes
 from support.traces import trees
 
 from tokentrace import emit
-from tokentrace.carried import carried, carry, report_of
+from tokentrace.analyze import analyze
+from tokentrace.carried import Trees, carried, carry, carry_trees, report_of, restore
 from tokentrace.fold import fold
 from tokentrace.model import IdSource, Trace
 from tokentrace.report import Report, build
@@ -173,3 +175,32 @@ def test_without_its_first_line_a_folded_file_gives_no_false_times(tmp_path: Pat
     found = report_of(emit.load(tmp_path / "t.jsonl"))
     assert found.operators == [] and found.unattributed_ns is None
     assert [note.split(":")[0] for note in found.notes] == ["The trace is folded", "The file is not whole"]
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(runs, st.integers(60, 300))
+def test_a_comparison_gets_the_trees_of_the_whole(trace: Trace, budget: int) -> None:
+    found = analyze(trace)
+    whole = {name: Trees(trace).of(one) for name, one in found.passes.items()}
+    folded = fold(trace, budget)
+    if folded is not trace:
+        carry(folded, build(trace, found))
+        carry_trees(folded, trace, found)
+    back = written(folded, None)
+    again = analyze(back)
+    restore(back, again)
+    for name, one in again.passes.items():
+        assert (one.own, one.unattributed_ns) == (found.passes[name].own, found.passes[name].unattributed_ns)
+        assert Trees(back).of(one) == whole[name]
+
+
+def test_trees_come_in_a_last_line_that_other_readers_find_empty(tmp_path: Path) -> None:
+    trace = run(modules=20, operators=20)
+    folded = fold(trace, 1_000)
+    carry(folded, build(trace))
+    carry_trees(folded, trace)
+    emit.save(folded, tmp_path / "t.jsonl")
+    first, *_, last = [orjson.loads(line) for line in (tmp_path / "t.jsonl").read_bytes().splitlines()]
+    assert last["resourceSpans"] == [] and set(last["tokentrace"]["meta"]) == {"trees"}
+    assert first["tokentrace"]["meta"]["report"]["layers"] and "trees" not in first["tokentrace"]["meta"]
+    assert emit.load(tmp_path / "t.jsonl").meta == folded.meta

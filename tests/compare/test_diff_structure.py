@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tokentrace.analyze import analyze
+from tokentrace.analyze.tree import same_name
 from tokentrace.carried import carry
 from tokentrace.compare import compare_samples
 from tokentrace.compare.sample import Sample, of_pass
 from tokentrace.compare.terminal import between, print_diff
-from tokentrace.compare.tree import same_name
 from tokentrace.emit.terminal import make_console
 from tokentrace.errors import UsageError
 from tokentrace.exchange import Pace

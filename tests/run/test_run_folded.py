@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from support.records import three_passes
 
 from tokentrace import emit, runs, session, workflow
 from tokentrace.cli import cli
-from tokentrace.compare.diff import compare
+from tokentrace.compare.diff import Diff, compare
 from tokentrace.errors import ExportError
 from tokentrace.fold import fold
 from tokentrace.model import Trace
@@ -58,7 +60,8 @@ def run(made: workflow.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def without_report(path: Path) -> Path:
     """The file as versions wrote it that left nothing in it beside the spans."""
     trace = emit.load(path)
-    trace.meta.pop("report", None)
+    for key in ("report", "trees"):
+        trace.meta.pop(key, None)
     path.unlink()
     emit.save(trace, path)
     return path
@@ -138,19 +141,74 @@ def test_a_whole_trace_that_is_cut_short_is_not_taken_for_one(run: Path) -> None
     assert found["operators"] == [] and any("folded" in note for note in found["notes"])
 
 
-@pytest.mark.parametrize("older", [False, True])
+def rows_of(found: Diff) -> dict[str, list[dict[str, Any]]]:
+    return {level: [row.as_dict() for row in rows] for level, rows in found.levels.items()}
+
+
 @pytest.mark.parametrize("chosen", ["", "deep"])
-def test_a_file_does_not_differ_from_its_own_run(run: Path, tmp_path: Path, chosen: str, older: bool) -> None:
+@pytest.mark.parametrize("way", ["-o", "export"])
+def test_a_file_is_compared_as_its_run_is(run: Path, tmp_path: Path, chosen: str, way: str) -> None:
     file = tmp_path / "hi.jsonl"
-    if older:
-        without_report(file)
+    if way == "export":
+        file.unlink()
+        done = CliRunner().invoke(cli, ["export", run.name, "--to", "otlp-file", "-o", str(file)])
+        assert done.exit_code == 0, done.output
     found = compare([str(file)], [run.name], base_pass=chosen, new_pass=chosen)
+    itself = compare([run.name], [str(run / runs.TRACE)], base_pass=chosen, new_pass=chosen)
     every = [row for rows in found.levels.values() for row in rows]
     assert every and all(row.difference_ns == 0 and not row.only_in for row in every)
-    assert found.verdict.status == "same" and "No difference at all" in found.verdict.sentence
-    assert bool(found.levels["layers"]) is not (older and chosen == "deep")
+    assert "No difference at all" in found.verdict.sentence
+    # Of one run's deep pass on both sides modules and operators are left out; of different files they are not.
+    for level in ("layers", "spans", "steps", "modules", "operators"):
+        assert found.levels[level], level
+    same = {"layers", "spans", "steps"}
+    assert {k: v for k, v in rows_of(found).items() if k in same} == {
+        k: v for k, v in rows_of(itself).items() if k in same
+    }
+
+
+@pytest.mark.parametrize("chosen", ["", "deep"])
+def test_a_file_without_its_trees_knows_layers_and_steps(run: Path, tmp_path: Path, chosen: str) -> None:
+    """One that was cut short has lost its last line first."""
+    file = tmp_path / "hi.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    assert orjson.loads(lines[-1])["resourceSpans"] == []
+    file.unlink()
+    file.write_bytes(b"".join(lines[:-1]))
+    found = compare([str(file)], [run.name], base_pass=chosen, new_pass=chosen)
+    every = [row for rows in found.levels.values() for row in rows]
+    assert found.levels["layers"] and found.levels["steps"] and not found.lost
+    assert all(row.difference_ns == 0 and not row.only_in for row in every)
     for level in ("modules", "operators"):
         assert not found.levels[level] and "give the run's folder" in found.missing[level]
+
+
+@pytest.mark.parametrize("chosen", ["", "deep"])
+def test_a_file_of_an_older_version_does_not_differ_from_its_run(run: Path, tmp_path: Path, chosen: str) -> None:
+    without_report(tmp_path / "hi.jsonl")
+    found = compare([str(tmp_path / "hi.jsonl")], [run.name], base_pass=chosen, new_pass=chosen)
+    every = [row for rows in found.levels.values() for row in rows]
+    assert every and all(row.difference_ns == 0 and not row.only_in for row in every)
+    assert found.verdict.status == "same" and bool(found.levels["layers"]) is (chosen == "")
+    for level in ("modules", "operators"):
+        assert not found.levels[level] and "give the run's folder" in found.missing[level]
+
+
+@pytest.mark.parametrize("damage", ["text", "bytes", "words", "another type"])
+def test_damaged_trees_are_none(run: Path, tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "hi.jsonl"
+    trace = emit.load(file)
+    packed = trace.meta["trees"]["deep"]
+    bad = {
+        "text": "§",
+        "bytes": packed[: len(packed) // 8 * 4],
+        "words": base64.b64encode(zlib.compress(b"{}")).decode(),
+    }
+    trace.meta["trees"]["deep"] = bad.get(damage, 7)
+    file.unlink()
+    emit.save(trace, file)
+    found = compare([str(file)], [run.name], base_pass="deep", new_pass="deep")
+    assert found.levels["layers"] and "folded" in found.missing["modules"]
 
 
 def test_a_program_s_file_says_what_its_trace_says(tmp_path: Path) -> None:

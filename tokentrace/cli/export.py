@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from tokentrace.errors import ExportError, UsageError
+
+if TYPE_CHECKING:
+    from tokentrace.model import Trace
 
 
 @click.command("export")
@@ -54,5 +59,22 @@ def command(trace: str, target: str, endpoint: str | None, out: str | None) -> N
         path = Path.cwd() / f"{source.parent.name if source.name == runs.TRACE else stem}.jsonl"
     if path.resolve() == source.resolve():
         raise UsageError(f"{path} is the trace itself", fix="give another file with -o")
+    if target == "otlp-file":
+        _carry(loaded, source)
     emit.save(loaded, path, format=target, report=runs.report_of(source) if target == "html" else None)
     click.echo(f"{path} ({len(loaded)} spans)")
+
+
+def _carry(folded: Trace, source: Path) -> None:
+    """What the run's folder knows of a folded trace goes with the file that leaves it."""
+    from tokentrace import emit, runs
+    from tokentrace.carried import carry, carry_trees
+
+    detail = runs.detail_of(source)
+    if detail is None:
+        return
+    with contextlib.suppress(UsageError):  # a damaged one: then the file knows no more than the folded trace
+        whole = emit.load(detail)
+        if not whole.meta.get("lost"):
+            carry(folded, runs.report_of(source))
+            carry_trees(folded, whole)

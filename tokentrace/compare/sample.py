@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tokentrace.analyze import Analysis, PassTimes
+from tokentrace.analyze.tree import STEP, Node
+from tokentrace.carried import Trees
 from tokentrace.compare.noise import Scatter, Slot, Slots, drift, scatter
 from tokentrace.compare.processor import Processor, of_rows
-from tokentrace.compare.tree import STEP, Merged, Node, below, build, merge
+from tokentrace.compare.tree import Merged, merge
 from tokentrace.exchange import Pace, pace
 
 if TYPE_CHECKING:
@@ -118,11 +120,11 @@ def of_pass(trace: Trace, found: Analysis, name: str, label: str) -> Sample:
     """One pass of a run; of one that was folded what its trace carries: its spans do not tell where its time went."""
     one = found.passes[name]
     seeing = _seeing(found, one)
+    trees = Trees(trace)
     exchange = one.view.exchange
     walls = _step_walls(one)
-    children = below(trace)
-    main = build(trace, one, children) if not one.folded else None
-    deep = None if seeing is None else main if seeing is one else build(trace, seeing, children)
+    main = trees.of(one)
+    deep = None if seeing is None else main if seeing is one else trees.of(seeing)
     sample = Sample(
         label=label,
         kind="run",
@@ -134,21 +136,22 @@ def of_pass(trace: Trace, found: Analysis, name: str, label: str) -> Sample:
         steps=[Step(slot, row.index, row.wall_ns, row.tokens) for slot, row in zip(walls, one.steps, strict=True)],
         main=main,
         deep=deep,
-        deep_pass=seeing.name if seeing is not None else "",
+        deep_pass=seeing.name if seeing is not None and deep is not None else "",
         looks_inside=_inside(one),
         pace=_pace(exchange),
         processor=of_rows(trace, one.view.rows),
-        missing=dict.fromkeys(("modules", "operators", "kernels"), _no_depth(found)) if seeing is None else {},
+        missing=dict.fromkeys(("modules", "operators", "kernels"), _no_depth(found)) if deep is None else {},
     )
     for other in found.passes.values():
         if other is one:
             continue
         if other.name != "deep" and name != "deep" and (share := drift(walls, _step_walls(other))) is not None:
             sample.drifts.append(share)
-        if "cold" not in (other.name, name) and not one.folded and not other.folded:
-            tree = deep if deep is not None and other is seeing else build(trace, other, children)
-            sample.again.append(read(merge([tree]), 0, ("layers", "spans")))
-    if one.folded:
+        if "cold" not in (other.name, name):
+            tree = deep if deep is not None and other is seeing else trees.of(other)
+            if tree is not None:
+                sample.again.append(read(merge([tree]), 0, ("layers", "spans")))
+    if main is None:
         from tokentrace.compare.folded import fill_in  # it makes samples itself
 
         fill_in(sample, trace, one)

@@ -182,9 +182,12 @@ def _of_trace(path: Path, name: str, chosen: str, known: Read) -> Sample:
 def _read(path: Path) -> tuple[Trace, Analysis]:
     from tokentrace import emit
     from tokentrace.analyze import analyze
+    from tokentrace.carried import restore
 
     trace = emit.load(path)
-    return trace, analyze(trace)
+    found = analyze(trace)
+    restore(trace, found)
+    return trace, found
 
 
 @contextlib.contextmanager

@@ -2,8 +2,9 @@
 
 Hex ids, 64-bit integers as decimal text, enums as numbers, lowerCamelCase. Beside `resourceSpans` each line holds
 a key `tokentrace` (OTLP tells readers to ignore what they do not know) with what the messages have no place for:
-row numbers, process keys, which attributes were columns, and in the first line the trace's `meta`. So a file read
-back is the trace that was written. A file without that key, from a collector or another tool, is read too.
+row numbers, process keys, which attributes were columns, and in the first line the trace's `meta` (what of it is large
+in a last line without spans). So a file read back is the trace that was written. A file without that key, from a
+collector or another tool, is read too.
 
 Rows are written in order, and parents precede children: a file cut short is the beginning of the trace.
 """
@@ -32,6 +33,8 @@ from tokentrace.model import Trace
 SCHEMA = 1
 KEY = "tokentrace"
 SPANS_A_LINE = 1000
+#: What of the meta is large and may be missing: it gets a line of its own, the last.
+_LAST = "trees"
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -60,7 +63,7 @@ def lines(trace: Trace, environ: Mapping[str, str] | None = None) -> Iterator[by
         own: dict[str, Any] = {"schema": SCHEMA, "spans": len(trace), "resources": []}
         if first == 0:
             own["traceId"] = trace_id
-            own["meta"] = _fragment(trace.meta)
+            own["meta"] = _fragment({key: value for key, value in trace.meta.items() if key != _LAST})
             unused = set(trace.processes).difference(trace.process)
             own["processes"] = {clean_text(key): attributes(trace.processes[key].attributes) for key in unused}
         messages = []
@@ -77,6 +80,9 @@ def lines(trace: Trace, environ: Mapping[str, str] | None = None) -> Iterator[by
                 | ({} if key[0] in trace.processes else {"undescribed": True})
             )
         yield orjson.dumps({"resourceSpans": messages, KEY: own}, default=clean, option=orjson.OPT_APPEND_NEWLINE)
+    if trace.meta.get(_LAST):
+        more = {"schema": SCHEMA, "spans": len(trace), "meta": _fragment({_LAST: trace.meta[_LAST]})}
+        yield orjson.dumps({"resourceSpans": [], KEY: more}, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _fragment(meta: Mapping[str, Any]) -> orjson.Fragment:

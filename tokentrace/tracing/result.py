@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from tokentrace import model
-from tokentrace.carried import carry
+from tokentrace.carried import TREES, carry, carry_trees
 from tokentrace.errors import UsageError
 from tokentrace.report import FindingRow, LayerRow, Report, build
 
@@ -115,7 +115,10 @@ class Trace:
         """Write a file; the suffix chooses the format, see `tokentrace.emit`. Raises UsageError, ExportError."""
         from tokentrace import emit
 
-        emit.save(self._out(detail), path)
+        out = self._out(detail)
+        if out is not self.data and emit.format_of(path) == "otlp-file" and TREES not in out.meta:
+            carry_trees(out, self.data)
+        emit.save(out, path)
         return Path(path)
 
     def send(self, endpoint: str = "", *, detail: bool = False) -> Delivery:
