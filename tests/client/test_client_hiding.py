@@ -9,8 +9,10 @@ from collections.abc import Callable
 from urllib.parse import quote
 
 import pytest
+from client_support import CHAT, ask
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from support.http_servers import ScriptedServer, hello, json_answer
 
 from tokentrace.client.hiding import HIDDEN, Hider
 
@@ -110,7 +112,7 @@ def test_what_cannot_be_the_beginning_of_a_key_is_shown_at_once() -> None:
 
 def test_nothing_waits_where_no_key_was_sent() -> None:
     assert Hider().live(print) is None
-    assert Hider(["abc"]).live(print) is None  # in a reply, three characters stand by chance
+    assert Hider(["ab"]).live(print) is None  # in a reply, two characters stand by chance
 
 
 @pytest.mark.parametrize(
@@ -120,11 +122,12 @@ def test_nothing_waits_where_no_key_was_sent() -> None:
         ("1234", "It took 12345 ms, key 1234.", f"It took 12345 ms, key {HIDDEN}."),
         ("hunter2", "xhunter2x", f"x{HIDDEN}x"),
         ("abc", "abcd abc", f"abcd {HIDDEN}"),
+        ("1", "12 tokens of 1", f"12 tokens of {HIDDEN}"),
     ],
 )
 def test_a_short_key_spoils_no_ordinary_words(key: str, text: str, shown: str) -> None:
     assert Hider([key]).text(text) == shown
-    assert Hider([key]).reply(text) == (shown if len(key) > 3 else text)
+    assert Hider([key]).reply(text) == (shown if len(key) > 2 else text)
 
 
 @pytest.mark.parametrize("key", ["sk-" + "A1b2" * 6, "gsk_" + "a1B2" * 6, "hf_" + "a1B2" * 6])
@@ -157,3 +160,13 @@ def test_hiding_takes_time_in_proportion_to_the_text() -> None:
             hider.text(text)
             spent.append(time.thread_time() - began)
         assert spent[1] < 40 * max(spent[0], 0.005), (unit, spent)
+
+
+def test_a_model_that_is_named_like_the_key_is_not_taken() -> None:
+    """It would be sent in a request, and shown in every trace."""
+    key = "hunter2"
+    listed = json_answer({"data": [{"id": key}, {"id": f"m-{key}"}, {"id": "beta"}]})
+    with ScriptedServer().on("POST", CHAT, hello()).on("GET", "/v1/models", listed) as server:
+        x = ask(server, model="", api_key=key)
+        assert x.complete and server.requests[-1].json["model"] == x.model == "beta"
+    assert not Hider(["alpha"]).holds("alpha-7b")  # a word of the language, and of names

@@ -8,8 +8,9 @@
 
 A key is found as it was sent and in other letters' case, with JSON, percent, HTML or backslash escapes, over line
 breaks, as hex, and as base64, also inside something longer (`user:key`). What hiding must not do is to spoil ordinary
-text: a key of fewer than eight letters, or digits, is hidden only where it stands as a word; one of fewer than four
-characters stands in any reply by chance, so it is hidden in errors alone; the stand-in words of `keys` are no secrets.
+text: a key of fewer than eight letters, or digits, or of fewer than four characters, is hidden only where it stands as
+a word; one of one or two characters stands in any reply by chance, so it is hidden in errors alone; the stand-in words
+of `keys` are no secrets.
 """
 
 from __future__ import annotations
@@ -86,6 +87,10 @@ class Hider:
     def reply(self, text: str) -> str:
         """For what a model wrote, whole."""
         return _without(text, _spans(text, self._in_reply))
+
+    def holds(self, name: str) -> bool:
+        """Is there a key in this name? One that may be an ordinary word is none, as names are made of these."""
+        return bool(_spans(name, [needle for needle in self._needles if not needle.word]))
 
     def pieces(self, pieces: Sequence[str]) -> list[str]:
         """For what a model wrote in pieces: together they read as `reply` makes of the whole."""
@@ -214,10 +219,10 @@ def _needles(secret: str) -> Iterator[_Needle]:
     distinctive = size >= 16 or (size >= _LONG and digit)
     word = size < _SHORT or (size < _LONG and (itself.isalpha() or itself.isdecimal()))
     for form in {itself, plain} - {""}:
-        yield _Needle(form, word=word or len(form) < _SHORT, in_reply=size >= _SHORT, distinctive=distinctive)
+        yield _Needle(form, word=word or len(form) < _SHORT, in_reply=size > 2, distinctive=distinctive)
     data = secret.encode("utf-8", "replace")
     if size < _SHORT:
-        yield _Needle(base64.b64encode(data).decode().rstrip("="), exact=True, word=True, in_reply=False)
+        yield _Needle(base64.b64encode(data).decode().rstrip("="), exact=True, word=True, in_reply=size > 2)
         return
     yield _Needle(data.hex(), distinctive=distinctive)
     for before in range(3):  # bytes before it, in the group of three that begins it

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from tokentrace.client import certificates, protocols
 from tokentrace.client.chunks import parse_json
 from tokentrace.client.facts import Facts
-from tokentrace.client.fetch import fetch
+from tokentrace.client.fetch import fetch, hider_of
 from tokentrace.client.settings import Endpoint
 from tokentrace.client.urls import bracketed, is_loopback, server_root
 from tokentrace.errors import EndpointError
@@ -38,7 +38,9 @@ def model_ids(
     listed = value.get("data") if isinstance(value, dict) else value
     if not isinstance(listed, list):
         return None
-    return [str(m["id"]) for m in listed if isinstance(m, dict) and m.get("id")]
+    ids = [str(m["id"]) for m in listed if isinstance(m, dict) and m.get("id")]
+    holds = hider_of(endpoint).holds  # a server that lists the key as a model is not to have it sent and shown as one
+    return [one for one in ids if not holds(one)]
 
 
 def look(
