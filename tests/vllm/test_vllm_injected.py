@@ -167,10 +167,16 @@ def test_ctrl_c_while_watching_keeps_what_was_seen(server: VllmServer, tmp_path:
     while not list(tmp_path.rglob("report.json")):
         Stream(server.url, "Hi", 4).end()
         assert process.poll() is None and time.monotonic() < deadline
+    streams = [Stream(server.url, "Hi", 7) for _ in range(12)]
+    for stream in streams:
+        stream.end()
+    Stream(server.url, "Hi", 4).end()  # meanwhile the server has ended the others too
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == 130, err
-    assert "interrupted" in err and "seen" in out
+    assert "what had ended until then is saved" in err and "seen" in out
+    reports = [orjson.loads(one.read_bytes()) for one in tmp_path.rglob("report.json")]
+    assert sum(one["tokens"]["output"] == 7 for one in reports) == len(streams)
     assert attach.find(server.url).sockets == {}
     assert server.answers()
 
