@@ -42,7 +42,7 @@ _BREAKS = re.compile(_BREAK)
 _CUT_UNIT = re.compile(
     r"(?:\\+(?:u0{0,2}[0-9a-fA-F]?|x[0-9a-fA-F]?)?|%(?:25)*[0-9a-fA-F]?|&(?:#[xX]?[0-9a-fA-F]{0,5}|[a-z]{0,4}))\Z"
 )
-_SMALL = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}  # keeps lengths, as str.lower does not
+_SMALL = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 _SHORT, _LONG = 4, 8
 _DEEP = 60
 _Span = tuple[int, int]
@@ -162,10 +162,14 @@ class _Plain:
     """A text without its escapes, and where each of its characters stood. Escapes may be nested in each other."""
 
     def __init__(self, text: str, *, joined: bool = False) -> None:
-        self._begins: list[int] = []  # of each stretch: where in `text`,
-        self._where: list[
-            tuple[int, int, int]
-        ] = []  # where it stood, with a backslash before it, and its end (0: as is)
+        #: Of each stretch of `text`: where it begins there; where it stood, from which backslash on, and until where
+        #: (0: it stood there as it is).
+        self._begins: list[int] = []
+        self._where: list[tuple[int, int, int]] = []
+        if not joined and "\\" not in text and "%" not in text and "&" not in text:
+            self._add(0, 0, 0, 0)
+            self.text, self.small = text, _small(text)
+            return
         parts: list[str] = []
         at = size = 0
         escaped = -1
@@ -186,7 +190,7 @@ class _Plain:
             self._add(size, at, escaped if escaped >= 0 else at, 0)
             parts.append(text[at:])
         self.text = "".join(parts)
-        self.small = self.text.translate(_SMALL)
+        self.small = _small(self.text)
 
     def _add(self, size: int, begin: int, lead: int, end: int) -> None:
         self._begins.append(size)
@@ -202,6 +206,11 @@ class _Plain:
         return (at + offset if offset else lead), ended or stood + end - self._begins[last]
 
 
+def _small(text: str) -> str:
+    """In small letters and as long as before, which str.lower does not promise beyond ASCII."""
+    return text.lower() if text.isascii() else text.translate(_SMALL)
+
+
 def _decoded(match: re.Match[str]) -> str:
     code = match["u"] or match["x"] or match["p"]
     if code:
@@ -212,7 +221,7 @@ def _decoded(match: re.Match[str]) -> str:
 
 
 def _needles(secret: str) -> Iterator[_Needle]:
-    itself = secret.translate(_SMALL)
+    itself = _small(secret)
     plain = _Plain(secret).small  # differs where the key itself holds what could be an escape
     size = len(secret)
     digit = any(c.isdecimal() for c in secret)
@@ -288,6 +297,8 @@ def _beginning(hay: str, needle: str, least: int = 1, whole: bool = False) -> in
 def _open(text: str, needles: Sequence[_Needle], raw: bool, begin: int) -> int:
     """From where on the text may be the beginning of one of these; its length when it is not."""
     keep = len(text)
+    if raw and text.endswith("\n"):  # as most reads end; no header, and so no key, has a line break
+        return keep
     if (cut := _CUT_UNIT.search(text, max(begin, keep - 40))) is not None:
         keep = cut.start()
     rest = text[begin:keep]
