@@ -64,8 +64,8 @@ def _warned(trace: Trace) -> list[str] | None:
     fold = trace.meta.get("fold")
     if isinstance(fold, dict) and fold.get("folded"):
         found.append(
-            f"{fold['folded']} of {fold.get('recorded')} spans were folded into others to keep the trace small: one with "
-            "tokentrace.folded.count reaches from the first of its spans to the last, whose own times it does not tell"
+            f"{fold['folded']} of {fold.get('recorded')} spans were folded into others to keep the trace small: one "
+            "with tokentrace.folded.count reaches from the first of its spans to the last, and does not tell their times"
         )
     return found or None
 
