@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.records import MS, T0, US, cold_warm_deep, request_pass, three_passes
+from support.records import CLIENT, MS, T0, US, cold_warm_deep, request_pass, three_passes
 
 from tokentrace.analyze import Analysis, analyze
 from tokentrace.analyze._split import divide
@@ -244,3 +244,13 @@ def test_what_only_the_deep_pass_saw_below_a_layer_left_out_is_unknown_and_not_n
     layers = {layer.layer.number: layer for layer in found.layers}
     assert layers[seen].own_ns is None and layers[seen].source == "seen only in the deep pass"
     assert layers[6].holds == [5, 4, 3], "the steps hold the time of all three"
+
+
+def test_the_clients_work_on_chunks_is_not_called_nothing_where_it_was_not_measured() -> None:
+    once = request_pass("once", deep=False)
+    once.records = [r for r in once.records if r.layer == 8 and r.process == CLIENT]
+    once.states = [LayerState(8), *(LayerState(n, "unseen", "it lies inside the server") for n in range(1, 8))]
+    client = next(layer for layer in analyze(stitch([once], ids=IdSource(1))).layers if layer.layer.number == 8)
+    assert client.own_ns_down and client.own_ns_up is None and "not measured" in client.source
+    seen = next(layer for layer in analyze(three_passes()).layers if layer.layer.number == 8)
+    assert seen.own_ns_up and seen.source == "measured", "the server's writes are work on the way up"

@@ -15,6 +15,8 @@ from tokentrace.probe import LEFT_OUT
 
 MEASURED, PROPORTIONS = "measured", "deep proportions"
 _DEEP_ONLY = "seen only in the deep pass"
+#: Without the server's writes nothing of the way up has a time: reading a chunk is part of the wait for it.
+_DOWN_ONLY = "measured on the way down; the work on the reply's chunks was not measured"
 #: Each one's spans hold those of the next: a step of the engine, the model, its operators, their kernels.
 _NESTED = (6, 5, 4, 3)
 _RANK = {"seen": 0, "idle": 1, "unseen": 2}
@@ -75,6 +77,8 @@ def layer_times(
         elif why and not down and not up:
             down = up = None
             source = why
+        elif number == 8 and state["status"] == "seen" and not up and (8, UP) not in active:
+            up, source = None, _DOWN_ONLY
         own_by_way = {DOWN: down, UP: up}
         hidden = [way for way, spent in own_by_way.items() if spent == 0 and (number, way) in active]
         result.append(

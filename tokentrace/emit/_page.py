@@ -110,6 +110,9 @@ class Page:
         for row in layers:
             if row.holds:
                 self._line(f"{row.title}: {_held(row, layers)}", "dim", indent=6, label="≤" if self.unicode else "<=")
+        for row in layers:
+            if row.own_ns_down is not None and row.own_ns_up is None:
+                self._line(f"{row.title}: {row.own_source}", "dim", indent=6, label="–" if self.unicode else "-")
         if any(row.hidden for row in layers):
             self._line("ran only while a layer nearer the chip was at work", "dim", indent=6, label="0 ns")
         self._line()
