@@ -65,7 +65,7 @@ def _warned(trace: Trace) -> list[str] | None:
     if isinstance(fold, dict) and fold.get("folded"):
         found.append(
             f"{fold['folded']} of {fold.get('recorded')} spans were folded into others to keep the trace small: one "
-            "with tokentrace.folded.count reaches from the first of its spans to the last, and does not tell their times"
+            "with tokentrace.folded.count reaches from the first of its spans to the last and does not tell their times"
         )
     return found or None
 
