@@ -5,7 +5,9 @@ from __future__ import annotations
 from findings_support import one, run, three
 from support.records import CLIENT, IDS, MS, RID, US, request_pass
 
-from tokentrace.model import Record
+from tokentrace.analyze import analyze
+from tokentrace.model import IdSource, Record
+from tokentrace.stitch import stitch
 from tokentrace.wording import duration, share
 
 
@@ -86,6 +88,13 @@ def test_a_gap_over_the_wait_and_the_stream_is_in_both() -> None:
     stream = next(r for r in once.records if r.name == "stream")
     assert found.gaps[0].length_ns > stream.end_ns - stream.start_ns and found.gaps[0].around == "wait and stream"
     assert run([request_pass("once", deep=False, wait_us=1)]).gaps[0].around != "wait and stream"
+
+
+def test_a_live_run_without_its_request_is_no_recording() -> None:
+    once = request_pass("once", steps=6, decode_ms=20)
+    once.records = [r for r in once.records if r.layer in (7, 5)]
+    for mode, whole in (("local", "the pass"), ("import", "the recording")):
+        assert f"% of {whole}" in analyze(stitch([once], ids=IdSource(1), meta={"mode": mode})).slowest
 
 
 def test_a_reply_in_one_piece_is_waited_for_as_a_whole() -> None:

@@ -210,6 +210,8 @@ def _whole(trace: Trace, view: PassView) -> str:
     """What the wall time is of. An import says whether it is all of a recording."""
     if view.chat != NONE or trace.meta.get("mode") == "trace":
         return "the request"
+    if trace.meta.get("mode") in ("local", "url", "attach"):  # --layers left the request itself out
+        return f"the {view.name} pass" if view.name in ("cold", "warm", "deep") else "the pass"
     return str(trace.attributes(0).get("tokentrace.import.whole") or "the recording")
 
 
