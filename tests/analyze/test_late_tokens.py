@@ -159,3 +159,13 @@ def test_each_piece_is_known_by_its_size_where_one_without_text_came_between() -
     expected = [r.start_ns - view.start_ns for n, r in enumerate(writes(once)[:-1]) if n != 6]
     sent = written(trace, view)
     assert sent is not None and [start for start, _ in sent] == expected
+
+
+def test_time_behind_the_servers_last_write_is_not_the_engines() -> None:
+    once = streamed(wait_us=1)
+    assert "last write" not in sentences(run([once]))
+    read_late(once, 7, 130 * MS)
+    found = run([once])
+    finding = one(found, "behind the server's last write")
+    assert (finding.layer, finding.status) == (8, "warn") and finding.sentence.startswith("130 ms")
+    assert "belongs to no layer that was seen" not in sentences(found)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokentrace.analyze import Analysis, PassTimes
 
 _SMALL_NS = 1_000_000
-_FIX_CLIENT = "look at what keeps the client from reading (load on its machine), and at a proxy or network between"
+FIX_CLIENT = "look at what keeps the client from reading (load on its machine), and at a proxy or network between"
 
 
 def bursts(trace: Trace, found: Analysis) -> Iterator[Finding]:
@@ -57,7 +57,7 @@ def _in_bursts(trace: Trace, found: Analysis, evidence: str) -> Iterator[Finding
     if late is None or not _held_on_the_way(found, sent, late):  # else that finding says it
         evidence += f"; the server wrote them {duration(median(apart))} apart (median)"
         yield Finding(
-            8, "Tokens arrived in bursts, but the server wrote them one by one.", evidence, _FIX_CLIENT, "warn"
+            8, "Tokens arrived in bursts, but the server wrote them one by one.", evidence, FIX_CLIENT, "warn"
         )
 
 
@@ -103,7 +103,8 @@ def late_token(trace: Trace, found: Analysis) -> Iterator[Finding]:
     token, between = late
     gap = token.itl_ns or 0
     # Without an id the row is a chunk, which may hold several tokens.
-    came = f"{'Chunk' if token.id is None else 'Token'} {token.index} {token.text!r} came {duration(gap)} after the one before"
+    kind = "Chunk" if token.id is None else "Token"
+    came = f"{kind} {token.index} {token.text!r} came {duration(gap)} after the one before"
     usual = f", the median is {duration(median(between))}" if median(between) >= _SMALL_NS else ""
     sent = written(trace, found.main.view)
     if sent is not None and (held := _held_on_the_way(found, sent, late)):
@@ -112,7 +113,7 @@ def late_token(trace: Trace, found: Analysis) -> Iterator[Finding]:
             f"the server wrote its pieces {duration(median(apart))} apart (median), at most {duration(max(apart))}"
         )
         sentence = f"{came}, but the server had written it {duration(held)} before it was read."
-        yield Finding(8, sentence, evidence, _FIX_CLIENT, "warn")
+        yield Finding(8, sentence, evidence, FIX_CLIENT, "warn")
         return
     until = token.arrival_ns or 0
     if sent is not None:

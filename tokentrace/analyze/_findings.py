@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from tokentrace.analyze import _compare, _split
-from tokentrace.analyze._arrivals import bursts, late_token
+from tokentrace.analyze._arrivals import FIX_CLIENT, bursts, late_token
 from tokentrace.analyze._cache_use import cache_use
 from tokentrace.analyze._metrics_told import told_by_metrics
 from tokentrace.analyze._passes import NONE, PassView, name_of
 from tokentrace.analyze._server import only_told, own_account
+from tokentrace.analyze._written import after_last_write
 from tokentrace.model import Trace
 from tokentrace.probe import LEFT_OUT, Finding
 from tokentrace.wording import duration, listed, plural, share
@@ -231,6 +232,12 @@ def _unattributed(trace: Trace, found: Analysis) -> Iterator[Finding]:
         return
     gap = found.gaps[0]
     evidence = f"longest: {duration(gap.length_ns)} between {gap.before} and {gap.after}, in {gap.around}"
+    after = after_last_write(trace, found)
+    if 2 * after > main.unattributed_ns:
+        size = f"{duration(after)} ({share(after, main.wall_ns)})"
+        sentence = f"{size} of the request lies behind the server's last write: on the way back, or in the client."
+        yield Finding(8, sentence, evidence, FIX_CLIENT, "warn")
+        return
     yield Finding(6, f"{size} of the request belongs to no layer that was seen.", evidence, "", "warn")
 
 
