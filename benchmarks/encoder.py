@@ -17,6 +17,7 @@ again and must give the same bytes. Exit code 1 when a field differs.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import random
 import sys
@@ -265,8 +266,11 @@ def differences(trace: Trace, bodies: list[bytes]) -> int:
 
 
 def main() -> int:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 40_000
-    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 3
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("spans", type=int, nargs="?", default=40_000)
+    parser.add_argument("rounds", type=int, nargs="?", default=3)
+    asked = parser.parse_args()
+    count, rounds = asked.spans, asked.rounds
     plan = rows(count)
     trace = build(plan)
     ready = through_sdk(plan, encode=False).spans

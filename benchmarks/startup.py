@@ -12,6 +12,7 @@ Exit code 1 when the ratio is above 1.5 or the tokens differ.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import json
 import os
@@ -98,7 +99,9 @@ def engine(folder: ModelFolder) -> tuple[float, str, int]:
 
 
 def main() -> int:
-    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 7
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("runs", type=int, nargs="?", default=7)
+    runs = parser.parse_args().runs
     folder = ensure_model()
     _, text, threads = engine(folder)  # also warms the page cache for both
     _, expected = bare(folder, threads)
