@@ -20,6 +20,10 @@ MARK = "tokentrace.interrupted"
 _INSIST = 2
 
 
+#: Those that are held now, one in another.
+_open: list[Held] = []
+
+
 class Held:
     """Whether SIGINT or SIGTERM came meanwhile."""
 
@@ -35,8 +39,8 @@ class Held:
 def held() -> Iterator[Held]:
     """SIGINT and SIGTERM inside are noted and nothing more; the second raises KeyboardInterrupt.
 
-    For seconds at most: fetching what was recorded, stitching, saving. In other threads than the main one, where no
-    signal arrives, it does nothing.
+    For seconds at most (fetching what was recorded, stitching, saving), or for a loop that looks at `came`. In other
+    threads than the main one, where no signal arrives, it does nothing.
     """
     found = Held()
     if threading.current_thread() is not threading.main_thread():
@@ -46,14 +50,18 @@ def held() -> Iterator[Held]:
     def note(number: int, frame: FrameType | None) -> None:
         found.count += 1
         if found.count >= _INSIST:
+            for one in _open:  # it ends what is around it, too
+                one.count = max(one.count, found.count)
             raise KeyboardInterrupt
 
     before: dict[signal.Signals, Any] = {}
     for one in (signal.SIGINT, signal.SIGTERM):
         before[one] = signal.signal(one, note)
+    _open.append(found)
     try:
         yield found
     finally:
+        _open.remove(found)
         for one, handler in before.items():
             # None: it was not set from Python, and cannot be set again from here.
             signal.signal(one, handler if handler is not None else signal.SIG_DFL)

@@ -125,7 +125,7 @@ class ModulesGroup(HookGroup):
                     taken = args[0] if args else kwargs.get("hidden_states")
                     if taken is None:
                         taken = _first_tensor(kwargs)
-                    given = result[0] if type(result) is tuple else result
+                    given = result[0] if type(result) is tuple and result else result
                     at = place()
                     parts[at] = index
                     starts[at] = start

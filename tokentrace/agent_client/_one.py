@@ -33,7 +33,8 @@ _REQUESTS = ("http:", "engine:request ")
 _LOST_FIX = "look at the end of the server's log, and start it again"
 #: The agent gives up a reader that takes nothing for 2 s (SEND_S in tokentrace/agent/control.py).
 LET_GO = (
-    "the agent let go of the connection, as it does when tokentrace does not read for 2 s; the server runs on",
+    "the agent let go of the connection, as it does for instance when tokentrace does not read for 2 s; "
+    "the server runs on",
     "attach again",
 )
 #: A process that somebody has stopped for so long is not waited for: it answers when it is let go on, if ever.
@@ -268,6 +269,8 @@ class AgentClient:
         with self._asking:
             if self.lost:
                 raise self._why_lost()
+            if self._stands and proc.is_stopped(self._pid):
+                raise self._why_stopped()  # what it does not read would fill the connection
             self._asked += 1
             text = json.dumps({"id": self._asked, "cmd": command, **more}).encode()
             try:
@@ -296,9 +299,7 @@ class AgentClient:
                     goes_until, self._stands = now, False
                 if now - goes_until >= _STANDS_S:
                     self._stands = True
-                    raise ProbeUnavailable(
-                        "the process with the agent in it is stopped", fix=f"let it go on: kill -CONT {self._pid}"
-                    ) from None
+                    raise self._why_stopped() from None
                 if now - begin < timeout_s:
                     continue
                 late = f"the agent did not answer within {timeout_s:.0f} s"
@@ -311,6 +312,10 @@ class AgentClient:
             if answer.get("id") == self._asked:
                 self._stands = False
                 return answer
+
+    def _why_stopped(self) -> ProbeUnavailable:
+        fix = f"let it go on: kill -CONT {self._pid}"
+        return ProbeUnavailable("the process with the agent in it is stopped", fix=fix)
 
     def _why_lost(self) -> ProbeUnavailable:
         if self._refused is not None:

@@ -187,6 +187,8 @@ def _put_in(attached: Attached, method: str, missing: Sequence[ServerProcess]) -
             done = put_agent(process, method)
         except AttachError as error:
             attached.left_alone.append(LeftAlone(process, Why(str(error), error.fix)))
+            if method != "auto":
+                return
             continue
         attached.inside.append(_inside(process, done))
         attached.depth = "injected"

@@ -59,7 +59,7 @@ def _identity(process: ServerProcess) -> Why | None:
 
 
 def _stopped(process: ServerProcess) -> Why | None:
-    if proc.status(process.pid).state != "T":
+    if not proc.is_stopped(process.pid):
         return None
     return Why(f"process {process.pid} is stopped", f"let it go on: kill -CONT {process.pid}")
 

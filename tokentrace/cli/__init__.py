@@ -61,7 +61,7 @@ class _Lazy(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
-        if name and not name.startswith("-") and name not in COMMANDS:
+        if name and not ctx.resilient_parsing and not name.startswith("-") and name not in COMMANDS:
             import difflib
 
             near = difflib.get_close_matches(name, COMMANDS, 1)

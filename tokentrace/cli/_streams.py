@@ -45,14 +45,15 @@ def has_folder() -> bool:
 
 
 def check_arguments(arguments: list[str]) -> None:
-    """Raises UsageError: one of them is no text in this locale's encoding, and can be neither sent nor saved."""
-    for argument in arguments:
+    """Raises UsageError: one of them is no text in this locale's encoding, and can be neither sent nor saved. A file's
+    name may be so, and is refused as well."""
+    for place, argument in enumerate(arguments, 1):
         try:
             argument.encode()
         except UnicodeEncodeError:
             raise UsageError(
-                f"{argument!a} is not valid UTF-8 text",
-                fix="give it as UTF-8; where other letters than English ones fail, set PYTHONUTF8=1",
+                f"argument {place} is not valid UTF-8 text",  # it may be a key
+                fix="give it as UTF-8 (rename a file); where all but English letters fail, set PYTHONUTF8=1",
             ) from None
 
 
