@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
 from client_support import CHAT, ask, error_of
 from support.http_servers import ScriptedServer, chunk, event, json_answer, sse, usage_chunk
@@ -78,3 +79,18 @@ def test_a_count_that_cannot_be_is_not_known(name: str, count: float) -> None:
     assert x.complete and (x.usage or {}).get(name) is None and all(c.counted != count for c in x.chunks)
     assert (x.input_tokens, x.output_tokens) == ((None, 2) if name == "prompt_tokens" else (9, None))
     assert [note for note in x.notes if "cannot be" in note]
+
+
+@pytest.mark.parametrize("usage", ['"completion_tokens": @', '"prompt_tokens_details": {"cached_tokens": @}', '"x": @'])
+@pytest.mark.parametrize("count", [10**30, 10**400, -(10**400)])
+def test_a_count_of_any_number_of_digits_loses_no_reply(usage: str, count: int) -> None:
+    said = '{"choices": [], "x_before": NaN, "usage": {"prompt_tokens": 9, @}}'.replace(
+        "@", usage.replace("@", str(count))
+    )
+    with ScriptedServer().on(
+        "POST", CHAT, sse(chunk("Hi", finish="stop"), f"data: {said}\n\n".encode(), DONE)
+    ) as server:
+        x = ask(server)
+    assert x.complete and x.text == "Hi" and x.input_tokens == 9 and x.output_tokens is None
+    orjson.dumps(x.usage)
+    assert [note for note in x.notes if "cannot be" in note] or "completion" not in usage

@@ -230,17 +230,31 @@ def _tools(delta: dict[str, Any]) -> Iterator[str]:
 
 
 def possible(usage: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The usage less counts that cannot be, and what was wrong with one of these; "" when nothing was."""
+    """The usage less counts that cannot be, and what was wrong with one of these; "" when nothing was.
+
+    Also less what no trace can hold: a whole number of any size may come, and those of a trace have 64 bits.
+    """
     told = ""
     for name, what in (("completion_tokens", "of reply"), ("prompt_tokens", "of prompt"), ("total_tokens", "in all")):
         count = usage.get(name)
-        if isinstance(count, (int, float)) and not 0 <= count <= _MOST_TOKENS:
+        if isinstance(count, (int, float)) and not _counts(count):
             usage = {key: value for key, value in usage.items() if key != name}
             told = (
                 told
-                or f"the server counts {count:.4g} tokens {what}, which cannot be: how many there were is not known"
+                or f"the server counts {max(min(count, 1e300), -1e300):.4g} tokens {what}, which cannot be: how many "
+                "there were is not known"
             )
-    return usage, told
+    kept: dict[str, Any] = {}
+    for name, inner in usage.items():
+        if isinstance(inner, dict):
+            kept[name] = {part: n for part, n in inner.items() if not isinstance(n, (int, float)) or _counts(n)}
+        elif not isinstance(inner, int) or -(2**63) <= inner < 2**63:
+            kept[name] = inner
+    return kept, told
+
+
+def _counts(number: float) -> bool:
+    return 0 <= number <= _MOST_TOKENS
 
 
 def _usage(value: dict[str, Any]) -> dict[str, Any] | None:
