@@ -78,6 +78,15 @@ def test_a_large_difference_is_seen_with_three_runs() -> None:
     assert size_p([5, 5, 5], [5, 5, 5]) == 1.0
 
 
+@pytest.mark.parametrize(("m", "n"), [(10, 10), (50, 50), (3, 60), (200, 15)])
+def test_of_any_number_of_runs_one_row_of_three_hundred_can_be_told(m: int, n: int) -> None:
+    random = np.random.default_rng(5)
+    base, new = random.normal(100, 1, m), random.normal(200, 1, n)
+    assert holm({"doubled": size_p(list(base), list(new)), **dict.fromkeys(range(299), 1.0)}, 0.05 / 6) == {"doubled"}
+    same = random.normal(100, 1, n)
+    assert size_p(list(base), list(same)) > 0.001
+
+
 def test_many_rows_are_not_tested_as_if_each_were_alone() -> None:
     assert holm({"a": 0.001, "b": 0.04, "c": 0.5}) == {"a"}
     assert holm({"a": 0.04}) == {"a"}

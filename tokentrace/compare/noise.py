@@ -36,8 +36,10 @@ FLOORS = 3.0
 _REPEATED = 4
 _EXACT_PAIRS = 4_000
 #: Pairs of equal sides, and differences inside of them, that are simulated at most; so many differences at once. No p
-#: is smaller than one in as many draws, which with ten runs a side leaves room for 300 rows at a level.
+#: is smaller than one in as many draws, which leaves room for 300 rows at a level. Sides of more runs than `_ALL_DRAWN`
+#: get fewer draws, too few for that, and are therefore also measured against sides of so many.
 _DRAWS, _MOST_DRAWN, _AT_ONCE = 40_000, 8_000_000, 1_000_000
+_ALL_DRAWN = 14
 
 Floats = npt.NDArray[np.float64]
 
@@ -105,14 +107,16 @@ def size_p(base: Sequence[float], new: Sequence[float]) -> float:
     The difference of the medians over the median of all differences inside a side: one wild run changes neither much.
     Its distribution for equal sides has no formula and is simulated, for light and for heavy tails (the larger counts).
     What was seen counts as one of the draws: a simulation can say that something is as rare as that, and never that it
-    cannot be.
+    cannot be. Fewer runs scatter more, so what is rare among equal sides of fewer is at least as rare among these.
     """
     typical = median(_inside(base) + _inside(new))
     difference = abs(median(new) - median(base))
     if difference == 0:
         return 1.0
     ratio = difference / typical if typical > 0 else math.inf
-    return max(float(((drawn >= ratio).sum() + 1) / (len(drawn) + 1)) for drawn in _equal(len(base), len(new)))
+    m, n = len(base), len(new)
+    sizes = {(m, n), (min(m, _ALL_DRAWN), min(n, _ALL_DRAWN))}
+    return min(max(float(((d >= ratio).sum() + 1) / (len(d) + 1)) for d in _equal(*size)) for size in sizes)
 
 
 def _equal(m: int, n: int) -> list[Floats]:
