@@ -81,6 +81,35 @@ def test_any_key_is_hidden_however_it_is_cut_into_pieces(key: str, way: str, dat
         assert written not in said and key.lower() not in said.lower() and HIDDEN in said
 
 
+BASIC = base64.b64encode(b"user:hunter2hunter2").decode()
+
+
+@pytest.mark.parametrize(
+    ("secrets", "said"),
+    [
+        (["sk-12345678", "sk-12345678-abcdefgh"], "sk-12345678-abcdefgh"),
+        (["abc123", "abc123def456"], "abc123def456"),
+        (["hunter2hunter2", "hunter2hunter2/4"], "hunter2hunter2/4"),
+        ([BASIC, "user:hunter2hunter2", "hunter2hunter2"], "user:hunter2hunter2"),
+        ([BASIC, "user:hunter2hunter2", "hunter2hunter2"], BASIC),
+    ],
+)
+def test_of_two_keys_that_begin_alike_the_longer_is_hidden_whole(secrets: list[str], said: str) -> None:
+    """However many reads it comes in: what follows the shorter one is a part of a key too."""
+    whole = f"You sent '{said}' <"
+    hider = Hider(secrets)
+    assert hider.reply(whole) == f"You sent '{HIDDEN}' <"
+    for first in range(len(whole) + 1):
+        for second in range(first, len(whole) + 1):
+            shown: list[str] = []
+            live = hider.live(shown.append)
+            assert live is not None
+            for piece in (whole[:first], whole[first:second], whole[second:]):
+                live.add(piece)
+            live.end()
+            assert "".join(shown) == f"You sent '{HIDDEN}' <", (first, second)
+
+
 @given(st.lists(st.text(), max_size=8), KEYS)
 def test_what_holds_no_key_is_shown_as_it_came(pieces: list[str], key: str) -> None:
     whole = "".join(pieces)

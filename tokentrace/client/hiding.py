@@ -140,7 +140,7 @@ class Live:
         self._held += text
         done = self._before + self._held
         spans = _merged(_spans(done, self._needles, raw=self._raw, ended=False))
-        keep = max(_open(done, self._needles, self._raw, spans[-1][1] if spans else 0), len(self._before))
+        keep = max(_open(done, self._needles, self._raw, spans[-1][0] if spans else 0), len(self._before))
         if any(begin < keep < end for begin, end in spans):
             keep = next(end for begin, end in spans if begin < keep < end)
         self._pass(done, keep, spans)
