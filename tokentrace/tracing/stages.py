@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from tokentrace.stitch import Group
 
 BY_TIME = "it came from a thread that no stage's context reaches; it is named after the only stage that was open"
+#: Of a call that is heard of only when it is over, as vLLM's in its engine's process.
+BY_LINE = "what asked for it was not seen, only when; it is named after the innermost stage that was open then"
 
 
 @dataclass(slots=True, eq=False)
@@ -79,13 +81,13 @@ class Stages:
         return found[0] if len(found) == 1 else None
 
     def at(self, time_ns: int, thread: int) -> tuple[Stage | None, str]:
-        """The innermost stage of this thread then, and how that is known where it was none of this thread. None where
-        no stage, or more than one, may be meant."""
+        """For a call whose context is not known: the innermost stage of this thread (the system's id, 0 unknown) then;
+        where none is of this thread, the innermost of all, and that it is known by time only. None where no stage was
+        open, or several that do not lie in each other."""
         open_then = [one for one in self.all if one.start_ns <= time_ns <= one.end_ns]
         here = [one for one in open_then if one.thread == thread]
-        if not here:
-            return (open_then[0], BY_TIME) if len(open_then) == 1 else (None, "")
-        return (here[-1] if set(here) <= set(here[-1].line) else None), ""
+        stage = _innermost(here or open_then)
+        return stage, BY_LINE if stage is not None and not here else ""
 
     def end(self, now_ns: int) -> None:
         """The block has ended: so have its stages."""
@@ -108,3 +110,8 @@ class Stages:
             )
             for stage in self.all
         ]
+
+
+def _innermost(found: list[Stage]) -> Stage | None:
+    """Of stages in the order in which they began; None unless each lies in the one before it."""
+    return found[-1] if found and set(found) <= set(found[-1].line) else None
