@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -146,3 +149,55 @@ def test_a_generation_that_fails_fails_as_before(pair: tuple[Any, Any]) -> None:
     with tokentrace.trace("bad") as t, pytest.raises(ValueError, match="max_new_tokens"):
         pair[1].generate(max_new_tokens=-5)
     assert len(t) > 1
+
+
+def by_stage(trace: Any) -> dict[str, list[str]]:
+    return {" ".join(row.way): row.calls for row in trace.report.stages}
+
+
+def test_a_generation_in_another_thread_is_of_the_stage_whose_context_it_has(pair: tuple[Any, Any]) -> None:
+    async def program(t: Any) -> None:
+        with t.stage("outer"):
+            with t.stage("inner"):
+                await asyncio.to_thread(answer, *pair, most=2)
+            await asyncio.to_thread(answer, *pair, most=2)
+
+    with tokentrace.trace("aio") as t:
+        asyncio.run(program(t))
+    assert by_stage(t) == {"outer": ["inner", "outer"], "outer inner": ["inner"], "": []}
+    assert not any(facts["exchange"]["notes"] for facts in t.data.meta["passes"].values())
+
+
+def test_tasks_and_threads_beside_each_other_keep_their_own_generations(pair: tuple[Any, Any]) -> None:
+    async def one(t: Any, name: str, mine: asyncio.Event, others: asyncio.Event) -> None:
+        with t.stage(name):
+            mine.set()
+            await others.wait()
+            answer(*pair, most=2)
+
+    async def both(t: Any) -> None:
+        left, right = asyncio.Event(), asyncio.Event()
+        await asyncio.gather(one(t, "left", left, right), one(t, "right", right, left))
+
+    with tokentrace.trace("tasks") as t:
+        asyncio.run(both(t))
+    assert by_stage(t) == {"left": ["left"], "right": ["right"], "": []}
+
+    with tokentrace.trace("threads") as t, t.stage("asks"):
+        context, stays, go_on = contextvars.copy_context(), threading.Event(), threading.Event()
+
+        def beside() -> None:
+            with t.stage("beside"):
+                stays.set()
+                go_on.wait()
+
+        threads = [threading.Thread(target=beside)]
+        threads.append(threading.Thread(target=lambda: context.run(answer, *pair, most=2)))
+        threads[0].start()
+        stays.wait()
+        threads[1].start()
+        threads[1].join()
+        go_on.set()
+        threads[0].join()
+    assert by_stage(t)["asks"] == ["asks"]
+    assert not t.data.meta["passes"]["asks"]["exchange"]["notes"], "its context was known"

@@ -120,7 +120,7 @@ class Block(Trace):
         if self._start_ns:
             raise UsageError("this trace was used already", fix="make a new one: with tokentrace.trace(...) as t:")
         self._before = frozenset(_thread_ids())
-        self._inside = InProcess(self._deep, self._layers)
+        self._inside = InProcess(self._deep, self._layers, self.current_stage)
         self._inside.start()
         http_calls.watch(self)
         self._token = _current.set(self)

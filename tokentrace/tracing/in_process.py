@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tokentrace.errors import ProbeUnavailable, TokentraceError
 from tokentrace.layers import load
 from tokentrace.probe import LayerState, Probe, ProbeContext, Raw
 from tokentrace.registry import create
+from tokentrace.tracing.stages import Stage
 
 DEEP_FIX = "with tokentrace.trace(name, deep=True)"
 _PATIENCE_S = 5.0
@@ -39,8 +40,13 @@ class _Growing(AgentGroup):
 class InProcess:
     """`start` before the block, `stop` behind it; then `requests`, and `probes` to collect from."""
 
-    def __init__(self, deep: bool, layers: frozenset[int] | None) -> None:
-        self._deep, self._layers = deep, layers
+    def __init__(
+        self, deep: bool, layers: frozenset[int] | None, stage_now: Callable[[], tuple[Stage | None, str]]
+    ) -> None:
+        """`stage_now` is asked in the thread and context that call a model's `generate`, when it begins."""
+        self._deep, self._layers, self._stage_now = deep, layers, stage_now
+        #: The stage of each `generate` that was heard to begin, by id, and how it is known where not by its context.
+        self.stage_of: dict[str, tuple[Stage | None, str]] = {}
         self._restore: dict[str, Any] = {}
         self._context = ProbeContext("trace", "once", deep, options={"with_text": True})
         self.agent: AgentGroup | None = None
@@ -64,6 +70,7 @@ class InProcess:
     def _start_agent(self) -> None:
         from tokentrace import agent
         from tokentrace.agent import generate_hooks
+        from tokentrace.agent.generate_run import generation
 
         with_vllm = _may_use_vllm()
         running = agent.running()
@@ -90,6 +97,7 @@ class InProcess:
             ops = generate_hooks.GROUPS["ops"]
             groups = {**together.with_vllm(groups), "ops": lambda: together.operators(ops)}
         self._restore = agent.replace_groups(groups)
+        generation.on_model += (self._begins,)
         own = AgentClient.connect(path, timeout_s=_PATIENCE_S)
         self.agent = _Growing([own]) if with_vllm else AgentGroup([own])
         self.agent.begin_pass()
@@ -99,6 +107,11 @@ class InProcess:
             self._children = Children(self.agent)
             self._children.start()
         self._context.agent = self.agent
+
+    def _begins(self, model: Any) -> None:
+        from tokentrace.agent.generate_run import generation
+
+        self.stage_of[generation.latest()] = self._stage_now()
 
     def _arm(self) -> None:
         for layer in load():
@@ -132,6 +145,7 @@ class InProcess:
             self.notes.append(
                 "transformers was loaded inside the block and is not watched: import it before the block begins"
             )
+        self._hear_no_more()
         if self.agent is None:
             return
         if self._children is not None:
@@ -144,6 +158,11 @@ class InProcess:
         from tokentrace import agent
 
         agent.replace_groups(self._restore)
+
+    def _hear_no_more(self) -> None:
+        from tokentrace.agent.generate_run import generation
+
+        generation.on_model = tuple(told for told in generation.on_model if told != self._begins)
 
     def requests(self) -> list[tuple[str, int, int]]:
         """(id, start, end in ns) of each generation, with the tokenizing before and behind it."""
@@ -161,12 +180,15 @@ class InProcess:
         return [(rid, start, end) for rid, (start, end) in found.items()]
 
     def facts_of(self, rid: str) -> Mapping[str, Any]:
-        """What is known of one generation: model, prompt, reply, tokens, finish_reason, thread (the system's id) and
-        finished_ns."""
+        """What is known of one generation: model, prompt, reply, tokens, finish_reason, thread (the system's id of one
+        of ours, 0 unknown) and finished_ns."""
         assert self.agent is not None
         mine = [raw for group in ("tokenizer", "engine") for raw in self.agent.records(group) if _is_of(raw, rid)]
         last = next((raw for raw in mine if raw.name == "finish"), None)
         finish = last.data if last is not None else {}
+        # What another process does for it, as vLLM's engine, runs in none of the program's own threads.
+        ours = [raw for raw in mine if raw.process == str(os.getpid())]
+        asked = next((raw for raw in ours if raw.name == "finish"), ours[0] if ours else None)
         texts = {name: [r.data for r in mine if r.name == name] for name in ("template", "encode", "decode")}
         given = [one["text_in"] for one in (*texts["template"], *texts["encode"]) if "text_in" in one]
         return {
@@ -176,7 +198,7 @@ class InProcess:
             "prompt_tokens": finish.get("prompt"),
             "completion_tokens": finish.get("tokens"),
             "finish_reason": finish.get("reason") or "",
-            "thread": last.thread if last is not None else 0,
+            "thread": asked.thread if asked is not None else 0,
             "finished_ns": last.end_ns if last is not None else 0,
         }
 

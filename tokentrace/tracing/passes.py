@@ -46,7 +46,9 @@ def _generation(inside: InProcess, stages: Stages, rid: str, start_ns: int, end_
         exchange.request = {"prompt": facts["prompt"]}
     exchange.text, exchange.finish_reason = str(facts["reply"]), str(facts["finish_reason"])
     exchange.usage = {key: facts[key] for key in ("prompt_tokens", "completion_tokens") if facts[key]}
-    stage, told = stages.at(facts["finished_ns"], facts["thread"])  # what is decoded may be so in the next stage
+    heard = inside.stage_of.get(rid)
+    # By its end, not by the decoding behind it, which may lie in the next stage.
+    stage, told = heard if heard is not None else stages.at(facts["finished_ns"], facts["thread"])
     if told:
         exchange.notes.append(told)
     return Watched(stage, start_ns, end_ns, exchange, rid)
