@@ -72,7 +72,7 @@ def restore(trace: Trace, found: Analysis) -> None:
         one = found.passes.get(name)
         if one is not None and one.folded:
             places = {key.partition(".")[::2]: spent for key, spent in told.own_ns.items()}
-            one.own = {(int(layer), way): spent for (layer, way), spent in places.items()}
+            one.own = {(int(layer), way): spent for (layer, way), spent in places.items() if layer.isdecimal()}
             one.unattributed_ns = told.unattributed_ns
 
 

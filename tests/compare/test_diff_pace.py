@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.http_servers import DONE, Answer, ScriptedServer, chunk, sse, usage_chunk
+from support.http_servers import DONE, Answer, ScriptedServer, chunk, event, sse, usage_chunk
 from support.records import request_pass
 
 from tokentrace import runs
@@ -72,6 +72,21 @@ def test_of_chunks_with_several_tokens_it_is_not_known(tmp_path: Path) -> None:
     assert f"How long a token after the first took is not known of the new side: {SEVERAL_A_CHUNK}." in (
         found.verdict.sentence
     )
+
+
+def test_a_saved_report_of_a_server_that_counts_tells_the_same(tmp_path: Path) -> None:
+    def counting(count: int) -> bytes:
+        choice = {"index": 0, "delta": {"content": "two words"}, "finish_reason": None}
+        return event({"id": "c", "choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": count}})
+
+    steps: list[Any] = [step for n in range(6) for step in (0.05, counting(2 * n + 2))]
+    with ScriptedServer() as server:
+        server.on("POST", URL, sse(*steps, chunk(finish="length"), DONE))
+        run = traced(server, tmp_path, "counting")
+    report = str(next(Path(run).rglob("report.json")))
+    found = compare([run], [report])
+    assert found.base[0].pace.exact and found.base[0].pace.tokens
+    assert found.new[0].kind == "report" and found.new[0].pace == found.base[0].pace
 
 
 def test_a_run_of_before_is_worked_out_from_its_arrivals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

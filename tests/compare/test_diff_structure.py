@@ -10,9 +10,9 @@ import pytest
 
 from tokentrace.analyze import analyze
 from tokentrace.analyze.tree import same_name
-from tokentrace.carried import carry
+from tokentrace.carried import carry, restore
 from tokentrace.compare import compare_samples
-from tokentrace.compare.sample import Sample, of_pass
+from tokentrace.compare.sample import NOBODY, Sample, of_pass, of_report
 from tokentrace.compare.terminal import between, print_diff
 from tokentrace.emit.terminal import make_console
 from tokentrace.errors import UsageError
@@ -258,6 +258,20 @@ def test_a_fold_that_carries_its_report_has_the_layers_of_the_whole() -> None:
     assert {"4", "5", "6", "7", "nobody"} <= set(layers)
     assert all(row.difference_ns == 0 for row in layers.values())
     assert not found.unlike and "folded" in found.missing["modules"] and not found.levels["modules"]
+
+
+def test_a_place_that_no_layer_has_is_left_out_of_a_report() -> None:
+    """A file may say anything."""
+    whole = trace()
+    folded, report = fold(whole, 60), build(whole)
+    known = dict(report.passes["once"].own_ns)
+    report.passes["once"].own_ns = {**known, "x": 3, "": 4}
+    carry(folded, report)
+    found = analyze(folded)
+    restore(folded, found)
+    assert sum(found.passes["once"].own.values()) == sum(known.values())
+    layers = of_report(report, "x").levels["layers"]
+    assert sum(one.total for layer, one in layers.items() if layer != NOBODY) == sum(known.values())
 
 
 def test_a_recording_is_not_compared_with_a_request() -> None:

@@ -9,14 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tokentrace.carried import carried
-from tokentrace.compare.sample import LEVELS, Sample, of_report, step_amounts
+from tokentrace.compare.sample import FOLDED, LEVELS, Sample, of_report, step_amounts
 from tokentrace.layers import MARKS
 
 if TYPE_CHECKING:
     from tokentrace.analyze import PassTimes
     from tokentrace.model import Trace
-
-WHY = "the trace is folded: give the run's folder, which holds all spans"
 
 
 def fill_in(sample: Sample, trace: Trace, one: PassTimes) -> None:
@@ -30,4 +28,4 @@ def fill_in(sample: Sample, trace: Trace, one: PassTimes) -> None:
         marks = {code for code, name in enumerate(trace.names) if name in MARKS}
         sample.looks_inside = any(trace.layer[r] in (4, 3) and trace.name[r] not in marks for r in one.view.rows)
         sample.levels = {"steps": step_amounts(sample.steps)} if sample.steps else {}
-    sample.missing = {level: WHY for level in LEVELS if level not in sample.levels}
+    sample.missing = {level: FOLDED for level in LEVELS if level not in sample.levels}

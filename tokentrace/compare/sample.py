@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tokentrace.report import Report
 
 LEVELS = ("layers", "spans", "steps", "modules", "operators", "kernels")
+FOLDED = "the trace is folded: give the run's folder, which holds all spans"
 NOBODY = 0
 _IN_MODEL = (5, 4, 3)
 _OPERATORS = (4, 3)
@@ -171,7 +172,7 @@ def _pace(exchange: Mapping[str, Any]) -> Pace:
 
 def _no_depth(found: Analysis) -> str:
     if found.folded:
-        return "the trace is folded: give the run's folder, which holds all spans"
+        return FOLDED
     return "no pass of it looked inside the model"
 
 
@@ -315,7 +316,10 @@ def of_report(report: Report, label: str, name: str = "") -> Sample:
     one = report.passes[name]
     layers: Amounts = {}
     for place, spent in one.own_ns.items():
-        layer = int(place.partition(".")[0])
+        number = place.partition(".")[0]
+        if not number.isdecimal():  # a file may say anything
+            continue
+        layer = int(number)
         amount = layers.setdefault(layer, Amount("", layer))
         amount.slots[_ONCE] = amount.slots.get(_ONCE, 0) + spent
     if one.unattributed_ns is not None:
@@ -334,7 +338,7 @@ def of_report(report: Report, label: str, name: str = "") -> Sample:
         wall_ns=one.wall_ns,
         ttft_ns=one.ttft_ns,
         tokens=dict(report.tokens) if name == report.headline_pass else {},
-        pace=_pace_of_report(report) if name == report.headline_pass else Pace(why="a report does not tell it"),
+        pace=_pace_of_report(report, name),
         facts={k: v for k, v in (("prompt", report.prompt), ("model", report.model)) if v},
         steps=steps,
         looks_inside=any(layer in layers for layer in _OPERATORS),
@@ -352,7 +356,12 @@ def of_report(report: Report, label: str, name: str = "") -> Sample:
     return sample
 
 
-def _pace_of_report(report: Report) -> Pace:
+def _pace_of_report(report: Report, name: str) -> Pace:
+    """As the report tells it, or of what an older one kept."""
+    if kept := report.passes[name].pace:
+        return _pace({"pace": kept})
+    if name != report.headline_pass:
+        return Pace(why="a report does not tell it")
     if report.ttft_ns is None:
         return Pace(why="the reply was not streamed")
     times = [int(row["arrival_ns"]) for row in report.token_times if row.get("arrival_ns") is not None]
