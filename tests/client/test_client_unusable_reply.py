@@ -45,6 +45,15 @@ def test_one_event_that_cannot_be_read_is_noted_beside_a_reply() -> None:
     assert any("choices is text" in note for note in x.notes)
 
 
+@pytest.mark.parametrize("nothing", [[], "", None])
+@pytest.mark.parametrize("name", ["delta", "message"])
+def test_an_empty_delta_of_any_kind_says_nothing(name: str, nothing: Any) -> None:
+    with ScriptedServer().on("POST", CHAT, sse(chunk("Hello"), event(choice(**{name: nothing})), DONE)) as server:
+        x = ask(server)
+    assert x.complete and x.text == "Hello" and x.finish_reason == "stop"
+    assert not [note for note in x.notes if "could not be read" in note]
+
+
 @pytest.mark.parametrize(
     ("steps", "note"),
     [

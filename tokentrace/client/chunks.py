@@ -15,6 +15,8 @@ import orjson
 
 from tokentrace.client.sse import Event
 
+#: What stands for a delta that says nothing: PHP, for one, writes an empty object as a list.
+_NOTHING: tuple[Any, ...] = (None, "", [])
 #: No reply has as many; a number of more digits can stand in no trace either.
 _MOST_TOKENS = 10**12
 
@@ -160,8 +162,10 @@ def _choice(reading: Reading, choice: dict[str, Any], position: int) -> None:
     delta = choice.get("delta")
     if not isinstance(delta, dict):
         other = choice.get("message")
-        if isinstance(other, dict) or delta is None:
+        if isinstance(other, dict) or delta in _NOTHING:
             delta = other
+        if delta in _NOTHING:
+            delta = None
     if isinstance(delta, dict):
         if (strange := _strange(delta.get("content"))) != "":
             reading.strange = f"content is {strange}, not text"
