@@ -12,7 +12,7 @@ import pytest
 from client_support import CHAT, ask
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from support.http_servers import ScriptedServer, hello, json_answer
+from support.http_servers import DONE, ScriptedServer, event, hello, json_answer, sse
 
 from tokentrace.client.hiding import HIDDEN, Hider
 
@@ -199,3 +199,18 @@ def test_a_model_that_is_named_like_the_key_is_not_taken() -> None:
         x = ask(server, model="", api_key=key)
         assert x.complete and server.requests[-1].json["model"] == x.model == "beta"
     assert not Hider(["alpha"]).holds("alpha-7b")  # a word of the language, and of names
+
+
+def test_a_key_that_is_a_word_renames_no_field_and_no_model() -> None:
+    said = sse(
+        event({"model": "tokens-7b", "choices": [{"delta": {"content": "Hi"}, "finish_reason": "stop"}]}),
+        event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2, "tokens": 11}}),
+        DONE,
+    )
+    with ScriptedServer().on("POST", CHAT, said) as server:
+        x = ask(server, api_key="tokens", model="tokens-7b")
+    assert x.complete and (x.input_tokens, x.output_tokens) == (9, 2) and x.response_model == "tokens-7b"
+    # A key that is none stands in no name.
+    key = "sk-12345678"
+    assert Hider([key]).value({f"of {key}": key}) == {f"of {HIDDEN}": HIDDEN}
+    assert Hider([key]).name(f"m-{key}") == f"m-{HIDDEN}"

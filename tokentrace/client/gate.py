@@ -19,13 +19,22 @@ def hide_keys(x: Exchange, hider: Hider) -> None:
         x.text, x.reasoning = text, reasoning
         x.notes.append(_TOLD)
     _in_chunks(x.chunks, hider)
-    x.response_id, x.response_model = hider.text(x.response_id), hider.text(x.response_model)
+    x.response_id, x.response_model = hider.text(x.response_id), hider.name(x.response_model)
     x.finish_reason = hider.text(x.finish_reason)
     x.usage = hider.value(x.usage)
     x.response_headers = {name: hider.text(value) for name, value in x.response_headers.items()}
     x.notes = [hider.text(note) for note in x.notes]
     if x.error is not None:
         x.error = hidden_error(x.error, hider)
+
+
+def drop_told(x: Exchange) -> None:
+    """Where hiding failed: leave out all that the server may have had a part in."""
+    x.text = x.reasoning = x.response_id = x.response_model = x.finish_reason = ""
+    x.chunks, x.usage, x.response_headers = [], None, {}
+    x.notes = ["what the server sent is left out, as no key could be looked for in it"]
+    if x.error is not None:
+        x.error = EndpointError("the request failed", layer=x.error.layer, check=x.error.check)
 
 
 def hidden_error(error: EndpointError, hider: Hider) -> EndpointError:

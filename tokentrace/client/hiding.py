@@ -81,7 +81,7 @@ class Hider:
         if isinstance(value, list):
             return [self.value(item, depth + 1) for item in value]
         if isinstance(value, dict):
-            return {self.value(name): self.value(item, depth + 1) for name, item in value.items()}
+            return {self.name(name): self.value(item, depth + 1) for name, item in value.items()}
         return value
 
     def reply(self, text: str) -> str:
@@ -91,6 +91,10 @@ class Hider:
     def holds(self, name: str) -> bool:
         """Is there a key in this name? One that may be an ordinary word is none, as names are made of these."""
         return bool(_spans(name, [needle for needle in self._needles if not needle.word]))
+
+    def name(self, name: str) -> str:
+        """For the name of a field or of a model. What only has a word in common with a key stays, as in `holds`."""
+        return self.text(name) if self.holds(name) or SHAPE.search(name) else name
 
     def pieces(self, pieces: Sequence[str]) -> list[str]:
         """For what a model wrote in pieces: together they read as `reply` makes of the whole."""
