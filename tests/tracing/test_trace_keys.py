@@ -36,3 +36,21 @@ def test_a_key_is_in_nothing_that_a_trace_keeps(key: str, how: str, tmp_path: Pa
     kept = [(tmp_path / "trace.jsonl").read_text(), json.dumps(t.report.to_json()), t.reply]
     assert not [text for text in kept if key in text or json.dumps(key)[1:-1] in text]
     assert any("(hidden)" in text for text in kept)
+
+
+def test_hiding_that_fails_reaches_no_program_and_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("hiding")
+
+    monkeypatch.setattr("tokentrace.tracing.call.hide_keys", fails)
+    key = "sk-AbCd/EfGh+0123456789=="
+    ended = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "id": f"of-{key}", "model": key}
+    with ScriptedServer() as server, tokentrace.trace() as t:
+        for said in (event(ended), event({"error": {"message": f"no key '{key}'"}})):
+            server.on("POST", CHAT, sse(chunk(f"you sent {key}!"), said, DONE))
+            told = httpx.post(server.url + CHAT, json=BODY, headers={"Authorization": f"Bearer {key}"})
+            assert key in told.text
+    t.save(tmp_path / "trace.jsonl")
+    kept = [(tmp_path / "trace.jsonl").read_text(), json.dumps(t.report.to_json()), t.reply]
+    assert not [text for text in kept if key in text]
+    assert "what the server sent is left out" in kept[1]

@@ -15,7 +15,7 @@ from tokentrace.client.chat import kept_headers, traceparent
 from tokentrace.client.chunks import parse_json
 from tokentrace.client.diagnose import diagnose, error_type
 from tokentrace.client.facts import KEPT_BYTES, Facts
-from tokentrace.client.gate import hide_keys
+from tokentrace.client.gate import drop_told, hide_keys
 from tokentrace.client.hiding import Hider
 from tokentrace.client.reply import Reply
 from tokentrace.client.wire import Wire
@@ -205,7 +205,10 @@ class Call:
             if not self.wire.send_end_ns and self.wire.first_read_ns:
                 self.wire.send_end_ns = self.wire.send_start_ns
             x.phases = self.wire.phases(x.end_ns, wait_end, first > 0, x.error_type if interrupted else "")
-        hide_keys(x, self._hider)
+        try:
+            hide_keys(x, self._hider)
+        except Exception:  # noqa: BLE001 - nothing of tokentrace's reaches the program, and no key the trace
+            drop_told(x)
         self.block.ended(self)
 
     def _judge(self) -> None:
