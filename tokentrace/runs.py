@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokentrace.errors import UsageError
+from tokentrace.errors import ExportError, UsageError
 
 if TYPE_CHECKING:
     from tokentrace.model import Trace
@@ -38,8 +39,8 @@ def save(trace: Trace, folded: Trace, report: Report, out: Path | None = None) -
     """Write a run and give its folder. The whole trace goes beside the folded one when they differ.
 
     The folder appears with its trace and its report in it, so that nobody reads a run without what was worked out of
-    it; what takes longest, the whole trace, comes after that. Raises UsageError when the folder cannot be written,
-    ExportError when the disk is full.
+    it; what takes longest, the whole trace, comes after that, and where there is no room for it the run stays and a
+    note of the report says so. Raises UsageError when the folder cannot be written, ExportError when the disk is full.
     """
     from tokentrace import emit
 
@@ -57,12 +58,17 @@ def save(trace: Trace, folded: Trace, report: Report, out: Path | None = None) -
             shutil.rmtree(made, ignore_errors=True)
             raise
         report.files = [str(run / TRACE)]
-        if folded is not trace:
-            emit.save(trace, run / DETAIL)
-            report.files.append(str(run / DETAIL))
     except OSError as error:
         raise _unwritable(run, error) from error
-    save_report(report, run)
+    if folded is not trace:
+        try:
+            emit.save(trace, run / DETAIL)
+            report.files.append(str(run / DETAIL))
+        except (ExportError, UsageError, OSError) as error:
+            said = error.strerror if isinstance(error, OSError) else error
+            report.notes.append(f"the whole trace is not beside the folded one: {said}")
+    with contextlib.suppress(UsageError):  # an earlier one lies there, which lacks only these lines
+        save_report(report, run)
     return run
 
 

@@ -281,6 +281,31 @@ def test_a_saving_that_fails_leaves_nothing_half_behind(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_stays_where_there_is_no_room_for_its_whole_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nobody says that it is not saved."""
+    resource = pytest.importorskip("resource")
+    monkeypatch.setenv("TOKENTRACE_DATA_DIR", str(tmp_path))
+    small, whole = three_passes(), big()
+    save, limits = emit.save, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def without_room(trace: Trace, path: Path, *more: Any, **words: Any) -> None:
+        if path.name == runs.DETAIL:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+        try:
+            save(trace, path, *more, **words)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    monkeypatch.setattr(emit, "save", without_room)
+    run = runs.save(whole, small, build(whole))
+    assert {one.name for one in run.iterdir()} == {runs.TRACE, runs.REPORT}
+    ((name, report),) = runs.listing()
+    assert name == run.name and report is not None and report.files == [str(run / runs.TRACE)]
+    assert [note for note in report.notes if note.startswith("the whole trace is not beside the folded one: ")]
+
+
 def test_two_runs_of_one_second_get_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "strftime", lambda form: "20261130-120000")
     trace = three_passes()
