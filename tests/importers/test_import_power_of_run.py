@@ -9,12 +9,17 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from click.testing import CliRunner
+from support.records import three_passes
 
 from tokentrace import emit
+from tokentrace.carried import carry
 from tokentrace.cli import cli
+from tokentrace.fold import fold
 from tokentrace.importers import power_dumps
 from tokentrace.importers.power_of_run import join_power
+from tokentrace.importers.report import keep_also, of_trace
 from tokentrace.model import Trace
+from tokentrace.report import build
 
 SECOND = 1_000_000_000
 START = int(datetime(2026, 11, 30, 12, 0, tzinfo=ZoneInfo("UTC")).timestamp()) * SECOND
@@ -114,3 +119,63 @@ def test_mistakes_are_told_in_one_sentence(tmp_path: Path, options: list[str], s
     error = done.exception
     assert isinstance(error, UsageError) or done.exit_code == 2
     assert says in (str(error) + done.output)
+
+
+def dump_beside(trace: Trace, watts: float = 250) -> list[tuple[str, power_dumps.PowerDump]]:
+    after_s = (trace.start_ns[0] - START) / SECOND
+    text = dump_of(watts, after_s - 3, (trace.end_ns[0] - START) / SECOND + 3, ZoneInfo("UTC"))
+    return [("p.csv", power_dumps.parse(text, "p.csv"))]
+
+
+@pytest.mark.parametrize("budget", [200, 20])
+def test_folded_steps_are_not_taken_for_tokens(budget: int) -> None:
+    """One span stands for many steps: per token it would be a hundred times what it was."""
+    trace = three_passes(steps=200, modules=1, operators=1)
+    joined, findings = join_power(fold(trace, budget), dump_beside(trace))
+    powers = [span.attributes for span in joined.spans if span.layer == 1 and span.name == "power"]
+    assert powers and not [one for one in powers if "tokentrace.power.decode_joules_per_token" in one]
+    assert all("steps were folded" in one.evidence for one in findings if one.status != "unknown")
+    whole, findings = join_power(trace, dump_beside(trace))
+    (deep,) = [s.attributes for s in whole.spans if s.name == "power" and s.attributes["tokentrace.pass"] == "deep"]
+    assert deep["tokentrace.power.decode_joules_per_token"] == pytest.approx(250 * 0.015, rel=0.1)
+    assert not [one for one in findings if "folded" in one.evidence]
+
+
+def test_what_was_folded_inside_steps_leaves_their_joules() -> None:
+    trace = three_passes(steps=50, modules=3, operators=3)
+    folded = fold(trace, 1000)
+    assert len(folded) < len(trace)
+    found = [
+        [s.attributes.get("tokentrace.power.decode_joules_per_token") for s in joined.spans if s.name == "power"]
+        for joined, _ in (join_power(one, dump_beside(trace)) for one in (trace, folded))
+    ]
+    assert found[0] == found[1] and any(found[0])
+
+
+@pytest.mark.parametrize("told", ["by its spans", "folded", "by what it carries"])
+def test_joined_power_is_seen_whatever_the_run_told_of_it(told: str) -> None:
+    trace = three_passes(steps=200)
+    before = build(trace)
+    given = trace if told == "by its spans" else fold(trace, 300)
+    if told == "by what it carries":
+        carry(given, before)
+    states = {name: [dict(state) for state in one["states"]] for name, one in given.meta["passes"].items()}
+    joined, findings = join_power(given, dump_beside(trace))
+    keep_also(joined, findings)
+    assert [row.status for row in before.layers if row.layer == 1] == ["unseen"]
+    report = of_trace(joined)
+    (row,) = [row for row in report.layers if row.layer == 1]
+    assert (row.status, row.reason, row.fix) == ("seen", "", "")
+    assert [one.layer for one in report.layers] == [one.layer for one in before.layers]
+    assert {name: one["states"] for name, one in given.meta["passes"].items()} == states, "the given trace stays"
+    for name, one in joined.meta["passes"].items():
+        assert [state["layer"] for state in one["states"]] == [state["layer"] for state in states[name]]
+
+
+def test_a_run_without_a_request_is_called_the_run() -> None:
+    trace = Trace()
+    trace.add("tokentrace run", 0, START, START + 8 * SECOND, -1, {"tokentrace.layer": 0})
+    _, (finding,) = join_power(trace, dump_beside(trace))
+    assert finding.sentence.startswith("GPU 0 NVIDIA H100 used 2,000 J (± ") and finding.sentence.endswith(
+        " in the run."
+    )
