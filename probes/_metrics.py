@@ -150,15 +150,12 @@ def parse(text: str) -> list[Engine]:
     samples: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
     for metric in text_string_to_metric_families(text):
         for sample in metric.samples:
-            if _known(sample.name) and math.isfinite(sample.value):
+            wanted = _known(sample.name) or (sample.name == _ONE_TOKEN and _is_one(sample.labels.get("le", "")))
+            if wanted and math.isfinite(sample.value):
                 labels = tuple(sorted(item for item in sample.labels.items() if item[0] not in _WITHIN))
                 values = samples.setdefault(labels, {})
                 # One engine's parts, such as requests by finish reason, add up.
                 values[sample.name] = values.get(sample.name, 0.0) + sample.value
-            elif sample.name == _ONE_TOKEN and _is_one(sample.labels.get("le", "")):
-                labels = tuple(sorted(item for item in sample.labels.items() if item[0] not in _WITHIN))
-                values = samples.setdefault(labels, {})
-                values[_ONE_TOKEN] = values.get(_ONE_TOKEN, 0.0) + sample.value
     _join(samples)
     names = _names(list(samples))
     return [_engine(names[labels], values) for labels, values in sorted(samples.items())]

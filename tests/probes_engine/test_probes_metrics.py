@@ -113,6 +113,12 @@ def test_when_two_names_mean_the_same_the_newer_is_taken() -> None:
 
 def test_what_is_not_a_number_is_unknown() -> None:
     assert _metrics.parse(text(f"vllm:kv_cache_usage_perc{V} NaN")) == []
+    one_token = "vllm:request_generation_tokens_bucket" + V.replace("}", ',le="1.0"}')
+    for odd in ("NaN", "+Inf"):
+        first = _metrics.parse(text(f"vllm:num_requests_running{V} 1", f"{one_token} 2"))
+        later = _metrics.parse(text(f"vllm:num_requests_running{V} 2", f"{one_token} {odd}"))
+        (found,) = _metrics.change(first, later)
+        assert found.one_token is None and found.engine.gauges == {"running": 2}
 
 
 @pytest.mark.skipif("TOKENTRACE_RECORDINGS" not in os.environ, reason="TOKENTRACE_RECORDINGS is not set")
