@@ -97,6 +97,15 @@ def test_gpus_that_two_containers_call_by_one_number_are_two(tmp_path: Path) -> 
     recordings.check_tree(found.trace)
 
 
+def test_gpus_of_containers_whose_processes_have_one_number_are_as_many(tmp_path: Path) -> None:
+    """The program of a container is often its process 1."""
+    tools = [with_gpu(result(kernels, 1), node_id=node, location_id=100 * node, domain=0)
+             for node, kernels in ((2, 40), (3, 10), (4, 5))]  # fmt: skip
+    assert devices(imported(tmp_path / "r.json", *tools)) == [
+        ("0", 40), ("0 of process 1", 10), ("0 of process 1 (2)", 5)
+    ]  # fmt: skip
+
+
 def test_a_gpu_that_two_processes_use_is_one(tmp_path: Path) -> None:
     """Also where they call it by different numbers, for one sees more GPUs than the other."""
     same = {"node_id": 3, "location_id": 1280, "domain": 0, "uuid": {"bytes": {"value0": 100}}}

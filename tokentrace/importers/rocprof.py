@@ -200,12 +200,22 @@ class _Gpus:
             name = str(agent.logical_node_type_id)
             if agent.node_id >= 0:
                 key = (agent.node_id, agent.domain, agent.location_id, bytes(agent.uuid))
-                taken = key not in self._name_of and name in self._name_of.values()
-                name = self._name_of.setdefault(key, f"{name} of process {process}" if taken else name)
+                if key not in self._name_of:
+                    self._name_of[key] = self._free(name, process)
+                name = self._name_of[key]
             else:
                 self.by_number = True
             found[agent.id.handle] = name
         return found
+
+    def _free(self, number: str, process: int) -> str:
+        """A name that no other GPU has: in two containers also the processes may have one number."""
+        taken = set(self._name_of.values())
+        name, again = number, 1
+        while name in taken:
+            name = f"{number} of process {process}" + (f" ({again})" if again > 1 else "")
+            again += 1
+        return name
 
 
 def _tool(parts: Parts, number: int, tool: _Tool, process: int, gpus: dict[int, str], lost: Lost) -> None:
