@@ -58,6 +58,15 @@ def test_lines_in_another_order_give_the_same_trace() -> None:
     assert list(read(lines).spans) == expected
 
 
+def test_a_line_with_a_row_number_that_is_none_changes_nothing_else() -> None:
+    trace = run_trace(2500)
+    lines = list(otlp_file.lines(trace, {}))
+    data = json.loads(lines[1])
+    data["tokentrace"]["resources"][0]["rows"][-1] = 2**63
+    found = read([json.dumps(data).encode(), lines[1], *reversed(lines[2:]), lines[0]])
+    assert list(found.spans) == list(read(lines).spans)
+
+
 def rows_of(line: bytes) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     data = json.loads(line)
     return data, [span for message in data["resourceSpans"] for span in message["scopeSpans"][0]["spans"]]

@@ -80,9 +80,10 @@ class Spans:
         numbers, ids, parent_ids, names, layers, starts, ends, processes, threads, directions, keys, values, rare = zip(
             *rows, strict=True
         )
+        fresh = array("q", numbers)  # raises before anything is changed
         before = self._numbers[-1] if first else -1
         self._in_order &= (first > 0 or numbers[0] == 0) and all(map(lt, (before, *numbers), numbers))
-        self._numbers.extend(numbers)
+        self._numbers.extend(fresh)
         for row, (span_id, parent_id) in enumerate(zip(ids, parent_ids, strict=True), first):
             trace.parent.append(self._parent(row, parent_id))
             self._row_of[span_id] = row
