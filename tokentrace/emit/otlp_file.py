@@ -33,8 +33,6 @@ from tokentrace.model import Trace
 SCHEMA = 1
 KEY = "tokentrace"
 SPANS_A_LINE = 1000
-#: What of the meta is large and may be missing: it gets a line of its own, the last.
-_LAST = "trees"
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -47,6 +45,7 @@ def write(trace: Trace, path: Path | str, environ: Mapping[str, str] | None = No
 
 def lines(trace: Trace, environ: Mapping[str, str] | None = None) -> Iterator[bytes]:
     """The file's lines, each ending in a newline."""
+    from tokentrace.carried import TREES
     from tokentrace.version import __version__
 
     resources = Resources(trace, os.environ if environ is None else environ)
@@ -63,7 +62,7 @@ def lines(trace: Trace, environ: Mapping[str, str] | None = None) -> Iterator[by
         own: dict[str, Any] = {"schema": SCHEMA, "spans": len(trace), "resources": []}
         if first == 0:
             own["traceId"] = trace_id
-            own["meta"] = _fragment({key: value for key, value in trace.meta.items() if key != _LAST})
+            own["meta"] = _fragment({key: value for key, value in trace.meta.items() if key != TREES})
             unused = set(trace.processes).difference(trace.process)
             own["processes"] = {clean_text(key): attributes(trace.processes[key].attributes) for key in unused}
         messages = []
@@ -80,8 +79,9 @@ def lines(trace: Trace, environ: Mapping[str, str] | None = None) -> Iterator[by
                 | ({} if key[0] in trace.processes else {"undescribed": True})
             )
         yield orjson.dumps({"resourceSpans": messages, KEY: own}, default=clean, option=orjson.OPT_APPEND_NEWLINE)
-    if trace.meta.get(_LAST):
-        more = {"schema": SCHEMA, "spans": len(trace), "meta": _fragment({_LAST: trace.meta[_LAST]})}
+    # Large, and may be missing: it gets a line of its own, the last.
+    if trace.meta.get(TREES):
+        more = {"schema": SCHEMA, "spans": len(trace), "meta": _fragment({TREES: trace.meta[TREES]})}
         yield orjson.dumps({"resourceSpans": [], KEY: more}, option=orjson.OPT_APPEND_NEWLINE)
 
 
