@@ -1,10 +1,11 @@
 """What serving engines tell on /metrics, whatever they call it, by engine.
 
 Three figures of the time of a token are kept apart, as none says what another does. `inter_token_latency`: from one
-token to the next, counted for each (vLLM's older `time_per_output_token_seconds` is the same). `time_per_output_token`:
-of each request, its decoding over its tokens without the first; vLLM records 0 for a request of one token, and these
-are taken out again. `inference_per_token`: of each request, its prefill too, over all its tokens. SGLang's
-`time_per_output_token_seconds` was each of two such things in turn and is not read.
+token to the next, counted for each (vLLM's older `time_per_output_token_seconds` is the same; the local engine counts
+once a chunk, with the chunk's time over its tokens). `time_per_output_token`: of each request, its decoding over its
+tokens without the first; vLLM records 0 for a request of one token, and these are taken out again.
+`inference_per_token`: of each request, its prefill too, over all its tokens. SGLang's `time_per_output_token_seconds`
+was each of two such things in turn and is not read.
 
 Names: the local engine, vLLM (old and new ones; of two that mean the same the newer is taken), SGLang, Text Generation
 Inference, llama.cpp; those of the others are from their documentation and source. A figure that is not there stays
@@ -123,7 +124,8 @@ class Engine:
 @dataclass(slots=True)
 class Change:
     """What one engine did between two readings. `means` are seconds over `counts` requests (of `inter_token_latency`:
-    over so many tokens); `sizes` the tokens of those that ended, `one_token` how many of them had no decoding."""
+    over so many tokens or chunks); `sizes` the tokens of those that ended, `one_token` how many of them had no
+    decoding."""
 
     engine: Engine  # as it stood at the second reading
     means: dict[str, float] = field(default_factory=dict)
@@ -252,7 +254,8 @@ def _change(before: Engine | None, after: Engine) -> Change:
 
 def _mean(found: Change, name: str, seconds: float) -> None:
     """Note the mean, if there is one: of decoding over the requests that decoded. Where it is not told how many these
-    were, the zeros of the others would be in the mean of several time-per-token figures, so it is left out."""
+    were, the zeros of the others would be in the mean of several time-per-token figures, so it is left out; `decode` is
+    then the mean of all requests, also of those of one token."""
     count = found.counts[name]
     if name in _OF_DECODING:
         if found.one_token is not None:
