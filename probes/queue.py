@@ -82,6 +82,8 @@ class QueueProbe(AgentProbe):
         steps = {(r.process, r.data["index"]): r for r in raws if r.name == "step"}
         served = (str(rid) for step in steps.values() for rid in step.data.get("reqs", ()))
         rid = our_id(context, served) or our_id(context, (str(r.data.get("rid", "")) for r in raws))
+        if not rid and context.mode == "trace":  # a call in the program itself: there is no server's log
+            raise missing or ProbeUnavailable("the engine recorded nothing for this call")
         if not rid:
             raise missing or ProbeUnavailable(
                 "the engine recorded no request of ours" if not steps else "which of its requests is ours is not known",

@@ -65,8 +65,13 @@ class TensorProbe(AgentProbe):
                 self.state.reason = f"{columns.header['dropped']} parts found no room in the agent's buffer"
         if not records and not modules and {"wait"} == {r.name for r in agent.records("engine")} & {"wait", "step"}:
             raise ProbeUnavailable("the model ran nothing for this request: it left the engine's queue unserved")
+        missing = without_agent(context, "engine", "worker")
+        if not records and not modules and context.mode == "trace":  # a call in the program itself
+            failed = context.exchange is not None and context.exchange.error is not None
+            why = "it failed before its first forward pass" if failed else "no forward pass of it was seen"
+            raise missing or ProbeUnavailable(f"the model ran nothing for this call: {why}")
         if not records and not modules:
-            raise without_agent(context, "engine", "worker") or ProbeUnavailable(
+            raise missing or ProbeUnavailable(
                 "the model ran nothing for this request",
                 fix="look at the server's log: the request may have been refused before it came to the model",
             )

@@ -62,6 +62,8 @@ class TokenizerProbe(AgentProbe):
         rid = our_id(context, (str(raw.data.get("rid", "")) for raw in raws))
         ours = [raw for raw in raws if rid and raw.data.get("rid") == rid]
         if not ours:
+            if context.mode == "trace":  # a call in the program itself: there is no server
+                raise ProbeUnavailable("no tokenizer was seen at work for this call")
             raise ProbeUnavailable(
                 "the tokenizer recorded nothing for this request",
                 fix="look at the server's log: the request may have been refused before it was tokenized",
