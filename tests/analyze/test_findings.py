@@ -135,3 +135,7 @@ def test_clocks_that_do_not_agree_are_told() -> None:
     server = next(r for r in once.records if r.name.startswith("POST"))
     server.start_ns -= 5 * MS
     assert one(run([once]), "clocks may not agree").status == "unknown"
+    for record in once.records:
+        record.process = "1"
+    told = one(run([once]), "were cut")
+    assert told.status == "unknown" and "clocks" not in told.sentence, "one process has one clock"

@@ -145,10 +145,18 @@ def test_a_batch_counts_all_of_its_sequences(pair: tuple[Any, Any]) -> None:
     assert first.attributes["tokentrace.step.scheduled_tokens"] == 2 * ids["input_ids"].shape[1]
 
 
-def test_a_generation_that_fails_fails_as_before(pair: tuple[Any, Any]) -> None:
-    with tokentrace.trace("bad") as t, pytest.raises(ValueError, match="max_new_tokens"):
+def test_a_generation_that_fails_fails_as_before_and_the_report_says_so(pair: tuple[Any, Any]) -> None:
+    with tokentrace.trace("bad") as t, pytest.raises(ValueError, match="max_new_tokens"), t.stage("ask"):
         pair[1].generate(max_new_tokens=-5)
     assert len(t) > 1
+    assert t.report.error is not None and t.report.error.message == "generate raised ValueError"
+    assert [row.failed for row in t.report.stages] == [1, 0]
+    unseen = {row.layer: f"{row.reason} {row.fix}" for row in t.layers}
+    assert "it failed before its first forward pass" in unseen[5]
+    assert not any("server" in told for told in unseen.values()), unseen
+    told = t.report.findings[0]
+    assert (told.sentence, told.evidence) == ("The call failed: generate raised ValueError", "")
+    assert not any("server" in f"{one.sentence} {one.fix}" for one in t.report.findings)
 
 
 def by_stage(trace: Any) -> dict[str, list[str]]:

@@ -263,7 +263,8 @@ def test_an_empty_block_says_so_and_a_block_is_used_once() -> None:
     with tokentrace.trace() as t, pytest.raises(UsageError):
         t.report  # noqa: B018
     assert {row.status for row in t.layers} == {"unseen"}
-    assert "no request was sent" in t.layers[0].reason
+    assert "no request and no call of a model was seen" in t.layers[0].reason
+    assert not t.findings, "there is no request to speak of"
     with pytest.raises(UsageError), t:
         pass
 

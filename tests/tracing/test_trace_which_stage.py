@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from pathlib import Path
 
+import pytest
+
+import tokentrace
 from tokentrace.tracing.stages import BY_LINE, Stages
 
 
@@ -36,3 +41,28 @@ def test_of_stages_beside_each_other_only_the_thread_tells() -> None:
     assert stages.at(asked, 0) == (None, "")
     for stage in stages.all:
         assert stages.at(asked, stage.thread) == (stage, "")
+
+
+def test_how_the_program_left_its_stages_and_its_block_is_in_the_report(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="canary"), tokentrace.trace("bad") as t:
+        with contextlib.suppress(KeyError), t.stage("caught"):
+            raise KeyError("canary")
+        with t.stage("boom"):
+            raise ValueError("canary")
+    again = tokentrace.load(t.save(tmp_path / "t.jsonl"))
+    for trace in (t, again):
+        assert [(f.status, f.sentence) for f in trace.report.findings] == [
+            ("fail", "The program ended with ValueError before the first call."),
+            ("warn", "The program left the stage `caught` with KeyError."),
+            ("warn", "The program left the stage `boom` with ValueError."),
+        ]
+    assert "canary" not in str(t.report.to_json())
+
+
+def test_a_block_that_ends_well_or_is_interrupted_has_no_fault() -> None:
+    with tokentrace.trace("well") as t, t.stage("fine"):
+        pass
+    assert t.report.findings == []
+    with pytest.raises(KeyboardInterrupt), tokentrace.trace("cut") as t, t.stage("cut"):
+        raise KeyboardInterrupt
+    assert t.report.findings == [] and t.report.interrupted

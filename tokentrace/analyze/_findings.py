@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tokentrace.analyze import _compare, _split
 from tokentrace.analyze._arrivals import FIX_CLIENT, bursts, late_token
 from tokentrace.analyze._cache_use import cache_use
+from tokentrace.analyze._left import left_with
 from tokentrace.analyze._metrics_told import told_by_metrics
 from tokentrace.analyze._passes import NONE, PassView, name_of
 from tokentrace.analyze._server import only_told, own_account
@@ -43,9 +44,16 @@ def _failed(trace: Trace, found: Analysis) -> Iterator[Finding]:
         facts = one.view.exchange
         if facts.get("error"):
             got = f"{plural(len(facts.get('chunks') or ()), 'chunk')} of the reply had arrived"
-            where = f"The {one.name} request failed: " if len(found.passes) > 1 else "The request failed: "
+            what = "request"
+            if trace.meta.get("mode") == "trace" and one.view.chat == NONE:
+                what, got = "call", ""  # of a model in the program itself
+            where = f"The {one.name} {what} failed: " if len(found.passes) > 1 else f"The {what} failed: "
             layer = int(facts.get("error_layer") or 8)
             yield Finding(layer, where + str(facts["error"]), got, str(facts.get("fix") or ""), "fail")
+
+
+def _left(trace: Trace, found: Analysis) -> Iterator[Finding]:
+    yield from left_with(trace)
 
 
 def _different_replies(trace: Trace, found: Analysis) -> Iterator[Finding]:
@@ -210,6 +218,9 @@ def _unattributed(trace: Trace, found: Analysis) -> Iterator[Finding]:
     main = found.main
     if main.unattributed_ns is None or main.unattributed_ns <= max(0, FREE_SHARE * main.wall_ns):
         return
+    program = trace.meta.get("mode") == "trace"
+    if program and not main.view.exchange:
+        return  # nothing was seen in the block: there is no request to speak of
     size = f"{duration(main.unattributed_ns)} ({share(main.unattributed_ns, main.wall_ns)})"
     left_out = [number for number, state in main.view.states.items() if state.get("reason") == LEFT_OUT]
     if left_out and trace.meta.get("mode") != "url":
@@ -217,12 +228,15 @@ def _unattributed(trace: Trace, found: Analysis) -> Iterator[Finding]:
         without = listed([str(number) for number in sorted(left_out, reverse=True)], 8)
         yield Finding(8, sentence, f"--layers left out {without}", "leave --layers away", "unknown")
         return
+    if program and main.view.chat == NONE and not main.own:
+        yield Finding(6, f"{size} of the call belongs to no layer that was seen.", "", "", "warn")
+        return
     if not any(layer < 8 for layer, _ in main.own):
         if trace.meta.get("mode") == "attach" and not trace.meta.get("prompt") and main.view.exchange.get("error"):
             return  # somebody's request, refused where it came in: we looked from inside
         sentence = f"{size} of the request lies in the server and on the network, which cannot be seen from here."
         fix = "see how the other layers look on the local engine: tokentrace run without --url"
-        if trace.meta.get("mode") == "trace":
+        if program:
             fix = "look inside the server on its own machine, while the program runs: tokentrace attach URL"
         yield Finding(8, sentence, "", fix, "unknown")
         return
@@ -340,8 +354,10 @@ def _stitching(trace: Trace, found: Analysis) -> Iterator[Finding]:
         return
     early = told.get("clamped_early_max_ns", 0)
     if early > _SMALL_NS:
-        yield Finding(8, "Some spans began before what they are part of and were cut: the clocks may not agree.",
-                      f"by up to {duration(early)}", "", "unknown")  # fmt: skip
+        sentence = "Some spans began before what they are part of and were cut"
+        if len(set(filter(None, trace.process))) > 1:  # one process has one clock
+            sentence += ": the clocks may not agree"
+        yield Finding(8, f"{sentence}.", f"by up to {duration(early)}", "", "unknown")
     lost = told.get("cycles", 0) + told.get("repaired", 0) + told.get("duplicate_keys", 0)
     if lost:
         yield Finding(6, f"{plural(lost, 'record')} contradicted others and hang where their times put them.",
@@ -349,11 +365,11 @@ def _stitching(trace: Trace, found: Analysis) -> Iterator[Finding]:
 
 
 _PARTS: tuple[Callable[[Trace, Analysis], Iterator[Finding]], ...] = (
-    _failed, _different_replies, _reply_cut, _token_counts, _unattributed, _cold, _compiled_again, _compiled_for_it,
-    _looked_up,
+    _failed, _left, _different_replies, _reply_cut, _token_counts, _unattributed, _cold, _compiled_again,
+    _compiled_for_it, _looked_up,
     cache_use, _facts_of_caches,
     _prefix_cache, own_account, told_by_metrics, _queue_wait, _shared, bursts, late_token, _dilation,
     _recorded_in_part, _stitching,
 )  # fmt: skip
 #: Those that are true of a request whose spans were folded, its steps and tokens among them.
-_OF_NO_SPANS = (_failed, _reply_cut, _looked_up, _facts_of_caches, _stitching)
+_OF_NO_SPANS = (_failed, _left, _reply_cut, _looked_up, _facts_of_caches, _stitching)

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokentrace.agent_client import AgentClient, AgentGroup
 from tokentrace.errors import ProbeUnavailable, TokentraceError
@@ -24,6 +24,9 @@ from tokentrace.layers import load
 from tokentrace.probe import LayerState, Probe, ProbeContext, Raw
 from tokentrace.registry import create
 from tokentrace.tracing.stages import Stage
+
+if TYPE_CHECKING:
+    from tokentrace.agent.generate_run import Run
 
 DEEP_FIX = "with tokentrace.trace(name, deep=True)"
 _PATIENCE_S = 5.0
@@ -47,6 +50,8 @@ class InProcess:
         self._deep, self._layers, self._stage_now = deep, layers, stage_now
         #: The stage of each `generate` that was heard to begin, by id, and how it is known where not by its context.
         self.stage_of: dict[str, tuple[Stage | None, str]] = {}
+        #: The kind of error with which a `generate` ended, by id. Not its words, which may hold what it was given.
+        self.failed_with: dict[str, str] = {}
         self._restore: dict[str, Any] = {}
         self._context = ProbeContext("trace", "once", deep, options={"with_text": True})
         self.agent: AgentGroup | None = None
@@ -98,6 +103,7 @@ class InProcess:
             groups = {**together.with_vllm(groups), "ops": lambda: together.operators(ops)}
         self._restore = agent.replace_groups(groups)
         generation.on_model += (self._begins,)
+        generation.on_done += (self._ended,)
         own = AgentClient.connect(path, timeout_s=_PATIENCE_S)
         self.agent = _Growing([own]) if with_vllm else AgentGroup([own])
         self.agent.begin_pass()
@@ -112,6 +118,10 @@ class InProcess:
         from tokentrace.agent.generate_run import generation
 
         self.stage_of[generation.latest()] = self._stage_now()
+
+    def _ended(self, run: Run, start_ns: int, end_ns: int) -> None:
+        if run.error:
+            self.failed_with[run.rid] = run.error
 
     def _arm(self) -> None:
         for layer in load():
@@ -163,6 +173,7 @@ class InProcess:
         from tokentrace.agent.generate_run import generation
 
         generation.on_model = tuple(told for told in generation.on_model if told != self._begins)
+        generation.on_done = tuple(told for told in generation.on_done if told != self._ended)
 
     def requests(self) -> list[tuple[str, int, int]]:
         """(id, start, end in ns) of each generation, with the tokenizing before and behind it."""

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokentrace.errors import ProbeUnavailable
+from tokentrace.errors import EndpointError, ProbeUnavailable
 from tokentrace.exchange import Exchange
 from tokentrace.layers import by_number, load
 from tokentrace.model import Record
@@ -19,6 +19,7 @@ from tokentrace.tracing.in_process import InProcess
 from tokentrace.tracing.stages import Stage, Stages
 
 OUTSIDE = "it lies inside the server, and only the program's own side was watched"
+FAILED_FIX = "see the error in the program: its words are kept out of the trace"
 OUTSIDE_FIX = "tokentrace run PROMPT --url URL asks the server for more"
 
 
@@ -51,7 +52,11 @@ def _generation(inside: InProcess, stages: Stages, rid: str, start_ns: int, end_
     stage, told = heard if heard is not None else stages.at(facts["finished_ns"], facts["thread"])
     if told:
         exchange.notes.append(told)
-    return Watched(stage, start_ns, end_ns, exchange, rid)
+    left_with = inside.failed_with.get(rid, "")
+    if left_with:
+        exchange.complete, exchange.error_type = False, left_with
+        exchange.error = EndpointError(f"generate raised {left_with}", fix=FAILED_FIX, layer=6)
+    return Watched(stage, start_ns, end_ns, exchange, rid, left_with)
 
 
 def names(stages: Sequence[Stage | None]) -> list[str]:
@@ -117,6 +122,6 @@ def _collect(
 
 def empty_pass(start_ns: int, end_ns: int) -> PassRecords:
     """Of a block in which nothing happened that can be watched."""
-    why = "no request was sent and no model ran inside the block"
+    why = "no request and no call of a model was seen inside the block"
     states = [LayerState(layer.number, "unseen", why) for layer in load()]
     return PassRecords("once", start_ns, end_ns, [], states)
