@@ -197,8 +197,8 @@ def test_watching_from_outside_is_refused_with_the_reason(tmp_path: Path) -> Non
         done = tokentrace("attach", f"http://127.0.0.1:{port}", "--for", "1s", "--method", "outside")
     assert done.returncode == 2 and "tokens" not in done.stdout
     assert (
-        "from inside the server only: --method outside" in done.stderr
-        and "fix: attach without --method outside" in done.stderr
+        "or by the spans that it exports: --method outside" in done.stderr
+        and "fix: attach without --method outside; or add --receive" in done.stderr
     )
 
 

@@ -28,7 +28,7 @@ _CAP_SYS_PTRACE = 1 << 19
 
 def no_agent(process: ServerProcess) -> Why:
     """Where only an agent that waits already would do, and there is none."""
-    return Why(f"no agent waits in process {process.pid}", PLUGIN_FIX)
+    return _user(process) or Why(f"no agent waits in process {process.pid}", PLUGIN_FIX)
 
 
 def obstacle(process: ServerProcess, *, only_hard: bool = False) -> Why | None:

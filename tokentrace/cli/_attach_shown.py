@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tokentrace.cli import _streams
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from tokentrace.attach import Attached, Found, ServerProcess
     from tokentrace.attach.plan import Plan
     from tokentrace.receive import Receiver
+
+#: Sentences about what was not seen of watched requests, printed at most.
+_GAPS = 3
 
 
 def _speaker(console: Console) -> Callable[[str], None]:
@@ -88,6 +91,14 @@ def about(found: Found) -> list[str]:
 
 def _named(process: ServerProcess) -> str:
     return f"{process.part} (process {process.pid}, Python {process.python or 'unknown'})"
+
+
+def show_gaps(gaps: Mapping[str, int], console: Console) -> None:
+    """What was not seen of watched requests, and in how many of them."""
+    for sentence, count in list(gaps.items())[:_GAPS]:
+        console.print(f"in {plural(count, 'request')}: {sentence}", markup=False, soft_wrap=True)
+    if len(gaps) > _GAPS:
+        console.print(f"and {len(gaps) - _GAPS} more such sentences: tokentrace show of the runs", markup=False)
 
 
 def show_plan(plan: Plan, console: Console, *, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tokentrace.cli import _options, _streams
-from tokentrace.cli._attach_shown import as_document, show_attached, show_plan
+from tokentrace.cli._attach_shown import as_document, show_attached, show_gaps, show_plan
 from tokentrace.cli._receive import receiving
 from tokentrace.cli._screen import Screen, end_as_ctrl_c_does, show
 from tokentrace.errors import AttachError, UsageError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from tokentrace.workflow import Run, Settings
 
 _WAIT = "wait until the server's log says that the application has started; or give its URL, if it is another one"
+_UNKNOWN = "? is not known: a reply in one piece has no first token, one of a single token no time per token"
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "ms": 0.001}
 
 
@@ -137,7 +139,6 @@ def command(**given: Any) -> None:
       tokentrace attach http://localhost:8000 "Hi" --receive
       tokentrace attach --pid 4711 --requests 5 --otlp http://localhost:4318
     """
-
     from tokentrace import attach
     from tokentrace.attach.plan import plan
 
@@ -147,17 +148,16 @@ def command(**given: Any) -> None:
     console = _streams.new_console(stderr=asked.as_json, no_color=asked.no_color)
     endpoint = _endpoint(asked)
     found = attach.find(endpoint, pid=asked.pid)
-    method = asked.method
-    expected = plan(found, method, watching=asked.watching, told=asked.receive is not None, deep=asked.deep)
+    expected = plan(found, asked.method, watching=asked.watching, told=asked.receive is not None, deep=asked.deep)
     if asked.dry_run:
         show_plan(expected, console, as_json=asked.as_json)
         return
-    if method == "gdb" and expected.depth == "injected":
+    if asked.method == "gdb" and expected.depth == "injected":
         click.echo("warning: a debugger stops the whole server for up to 2 s in each of its processes", err=True)
     settings = _settings(asked, _reached(asked, found, endpoint))
     prompt = _prompt(asked)
     code, done, attached_as = 0, None, None
-    with receiving(asked.receive) as settings.receiver, attach.open(found, method=method) as attached:
+    with receiving(asked.receive) as settings.receiver, attach.open(found, method=asked.method) as attached:
         if not asked.quiet:
             show_attached(attached, console, settings.receiver)
         if prompt is None:
@@ -306,7 +306,10 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
     receiver = settings.receiver
     why = f": {attached.reason}" if attached.reason else ""
     if not attached.agents and receiver is None:
-        raise AttachError(f"requests of others are seen from inside the server only{why}", fix=attached.fix)
+        raise AttachError(
+            f"requests of others are seen from inside the server, or by the spans that it exports{why}",
+            fix=f"{attached.fix}; or add --receive, where it exports them to this machine",
+        )
     inside = ["--deep"] * asked.deep + ["--with-text"] * asked.with_text
     if not attached.agents and inside:
         raise AttachError(
@@ -322,6 +325,7 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
         )
     rows: list[Row] = []
     errors: list[str] = []
+    gaps: Counter[str] = Counter()  # what was not seen and why -> in how many requests
     left = Left()
 
     def source(idle: Any) -> Any:
@@ -348,6 +352,7 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
 
         for row, run in ends.enter_context(contextlib.closing(source(noted))):
             rows.append(row)
+            gaps.update((run.trace.meta.get("engine") or {}).get("notes") or ())
             if run.export_error is not None:
                 errors.append(str(run.export_error))
             yield row, run
@@ -366,6 +371,7 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
         document = {
             **expected.to_json(),
             **as_document(attached),
+            "gaps": gaps,
             "requests": [asdict(row) for row in rows],
             "under_way": left.under_way,
             "not_saved": left.ended,
@@ -376,8 +382,8 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
         more = f", {left.ended} more had ended and are not saved" if left.ended else ""
         more += f", {left.under_way} more had not ended" if left.under_way else ""
         if has_unknown(rows):
-            note = "? is not known: a reply in one piece has no first token, one of a single token no time per token"
-            console.print(note, markup=False, soft_wrap=True)
+            console.print(_UNKNOWN, markup=False, soft_wrap=True)
+        show_gaps(gaps, console)
         console.print(f"\n{plural(len(rows), 'request')} seen{more}", markup=False)
         if saved:
             console.print(f"look at one: tokentrace show {saved[-1]}", markup=False)
@@ -389,7 +395,6 @@ def _watch(asked: _Asked, attached: Attached, settings: Settings, console: Conso
     for error in dict.fromkeys(errors):
         click.echo(f"tokentrace: {error}", err=True)
     if ctrl_c.came:
-        all_of = "not all of what had ended" if left.ended else "what had ended until then"
-        click.echo(f"interrupted; {all_of} is saved", err=True)
+        click.echo(f"interrupted; {'not all of ' * bool(left.ended)}what had ended until then is saved", err=True)
         return 130
     return 1 if lost or errors else 0
