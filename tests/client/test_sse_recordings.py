@@ -68,7 +68,7 @@ def _judge(name: str, facts: dict[str, Any], x: Exchange) -> None:
     """Whole or not, and what is said about it."""
     if facts["error_at"]:
         assert x.error is not None and x.error.check == "TT852" and not x.complete
-        assert "Tool call validation failed" in str(x.error) and f"after {facts['reasoning_chunks']} tokens" in str(
+        assert "Tool call validation failed" in str(x.error) and f"after {facts['reasoning_chunks']} chunks" in str(
             x.error
         )
     elif not facts["choice_indexes"]:
