@@ -71,6 +71,15 @@ def test_pieces_that_the_server_wrote_in_time_are_late_on_the_way(sizes: bool) -
     assert "in bursts" not in sentences(found), "the same said twice"
 
 
+def reply_later(once: PassRecords) -> None:
+    """The tenth piece and all behind it arrive 60 ms later, and so does the end."""
+    assert once.exchange is not None
+    for chunk in once.exchange.chunks[9:]:
+        chunk.time_ns += 60 * MS
+    once.exchange.end_ns += 60 * MS
+    once.end_ns += 60 * MS
+
+
 def test_a_token_that_the_server_wrote_late_is_tied_to_the_step_that_was_slow() -> None:
     once = streamed()
     steps = [r for r in once.records if r.name == "step"]
@@ -78,11 +87,7 @@ def test_a_token_that_the_server_wrote_late_is_tied_to_the_step_that_was_slow() 
     for record in once.records:  # this step takes longer, and everything behind it comes later
         record.end_ns += 60 * MS * (record.end_ns >= edge)
         record.start_ns += 60 * MS * (record.start_ns >= edge)
-    assert once.exchange is not None
-    for chunk in once.exchange.chunks[9:]:
-        chunk.time_ns += 60 * MS
-    once.exchange.end_ns += 60 * MS
-    once.end_ns += 60 * MS
+    reply_later(once)
     finding = one(run([once]), "Token 9")
     assert finding.layer == 6 and finding.sentence.endswith("came 70.0 ms after the one before, the median is 10.0 ms.")
     assert finding.evidence == "step 109 (decode) took 70.0 ms"
@@ -94,11 +99,7 @@ def test_a_request_that_no_step_served_for_a_while_is_said_to_have_waited() -> N
     for record in once.records:
         record.end_ns += 60 * MS * (record.end_ns > edge)
         record.start_ns += 60 * MS * (record.start_ns >= edge)
-    assert once.exchange is not None
-    for chunk in once.exchange.chunks[9:]:
-        chunk.time_ns += 60 * MS
-    once.exchange.end_ns += 60 * MS
-    once.end_ns += 60 * MS
+    reply_later(once)
     finding = one(run([once]), "Token 9")
     assert finding.layer == 6 and finding.evidence == "no step served it for 60.0 ms before step 109"
 

@@ -40,12 +40,17 @@ def traced(server: ScriptedServer, folder: Path, name: str) -> str:
     return str(folder / name)
 
 
-def test_silence_before_the_end_is_no_tokens_time(tmp_path: Path) -> None:
+def both(folder: Path, base: Answer, new: Answer) -> tuple[str, str]:
+    """Runs against a server that answers so."""
     with ScriptedServer() as server:
-        server.on("POST", URL, answer(6))
-        base = traced(server, tmp_path, "base")
-        server.on("POST", URL, answer(11, tail_s=2.0))
-        new = traced(server, tmp_path, "new")
+        server.on("POST", URL, base)
+        first = traced(server, folder, "base")
+        server.on("POST", URL, new)
+        return first, traced(server, folder, "new")
+
+
+def test_silence_before_the_end_is_no_tokens_time(tmp_path: Path) -> None:
+    base, new = both(tmp_path, answer(6), answer(11, tail_s=2.0))
     found = compare([base], [new])
     sides = [sample.pace for sample in (*found.base, *found.new)]
     # A reader that is held up finds several chunks in one read; what came with the first of them does not count.
@@ -62,11 +67,7 @@ def test_silence_before_the_end_is_no_tokens_time(tmp_path: Path) -> None:
 
 
 def test_of_chunks_with_several_tokens_it_is_not_known(tmp_path: Path) -> None:
-    with ScriptedServer() as server:
-        server.on("POST", URL, answer(6))
-        base = traced(server, tmp_path, "base")
-        server.on("POST", URL, answer(6, tokens=24))
-        new = traced(server, tmp_path, "new")
+    base, new = both(tmp_path, answer(6), answer(6, tokens=24))
     found = compare([base], [new])
     assert found.per_token is None and found.to_json()["per_token"] is None
     assert f"How long a token after the first took is not known of the new side: {SEVERAL_A_CHUNK}." in (

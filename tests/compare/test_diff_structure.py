@@ -12,7 +12,8 @@ from tokentrace.analyze import analyze
 from tokentrace.analyze.tree import same_name
 from tokentrace.carried import carry, restore
 from tokentrace.compare import compare_samples
-from tokentrace.compare.sample import NOBODY, Sample, of_pass, of_report
+from tokentrace.compare.sample import NOBODY, Sample, of_pass
+from tokentrace.compare.spanless import of_report
 from tokentrace.compare.terminal import between, print_diff
 from tokentrace.emit.terminal import make_console
 from tokentrace.errors import UsageError

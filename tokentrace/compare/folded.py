@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tokentrace.carried import carried
-from tokentrace.compare.sample import FOLDED, LEVELS, Sample, of_report, step_amounts
+from tokentrace.compare.sample import FOLDED, LEVELS, Sample, step_amounts
+from tokentrace.compare.spanless import of_report
 from tokentrace.layers import MARKS
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""One measurement: a pass of a run, a saved report, or an imported recording, as amounts of time by level.
+"""One measurement, as amounts of time by level: here a pass of a run; a report or a recording, see `spanless`.
 
 Levels: layers (own time; they and the time of nobody, 0, add up to the wall time), spans (own time by name within
 layers 8 to 5 and 2), steps, modules, operators and kernels. The last three come from the pass that looked that deep.
@@ -19,19 +19,17 @@ from tokentrace.compare.tree import Merged, merge
 from tokentrace.exchange import Pace, pace
 
 if TYPE_CHECKING:
-    from tokentrace.importers import Imported
     from tokentrace.model import Trace
-    from tokentrace.report import Report
 
 LEVELS = ("layers", "spans", "steps", "modules", "operators", "kernels")
 FOLDED = "the trace is folded: give the run's folder, which holds all spans"
 NOBODY = 0
 _IN_MODEL = (5, 4, 3)
-_OPERATORS = (4, 3)
+OPERATORS = (4, 3)
 _COMPILING = 2
 #: Layers whose work is the same in every pass after the first, and is not stretched by looking deeper.
 _UNSTRETCHED = (8, 7, 6)
-_ONCE: Slot = ("", 0)
+ONCE: Slot = ("", 0)
 
 
 @dataclass(slots=True)
@@ -98,8 +96,8 @@ class Sample:
         compiling = sum(self._compiling().values())
         rest = self.wall_ns - sum(steps.values()) - compiling
         if rest < 0:
-            return {_ONCE: self.wall_ns}
-        return {**steps, _ONCE: rest} | ({("compiling", 0): compiling} if compiling else {})
+            return {ONCE: self.wall_ns}
+        return {**steps, ONCE: rest} | ({("compiling", 0): compiling} if compiling else {})
 
     @property
     def scatter(self) -> Scatter | None:
@@ -139,7 +137,7 @@ def of_pass(trace: Trace, found: Analysis, name: str, label: str) -> Sample:
         deep=deep,
         deep_pass=seeing.name if seeing is not None and deep is not None else "",
         looks_inside=_inside(one),
-        pace=_pace(exchange),
+        pace=pace_of(exchange),
         processor=of_rows(trace, one.view.rows),
         missing=dict.fromkeys(("modules", "operators", "kernels"), _no_depth(found)) if deep is None else {},
     )
@@ -159,7 +157,7 @@ def of_pass(trace: Trace, found: Analysis, name: str, label: str) -> Sample:
     return sample
 
 
-def _pace(exchange: Mapping[str, Any]) -> Pace:
+def pace_of(exchange: Mapping[str, Any]) -> Pace:
     """As it was kept, or of what an older run kept."""
     kept = exchange.get("pace")
     if isinstance(kept, Mapping):
@@ -185,7 +183,7 @@ def _seeing(found: Analysis, one: PassTimes) -> PassTimes | None:
 
 
 def _inside(one: PassTimes) -> bool:
-    return any(layer in _OPERATORS for layer, _ in one.own)
+    return any(layer in OPERATORS for layer, _ in one.own)
 
 
 def _step_walls(one: PassTimes) -> dict[Slot, int]:
@@ -295,7 +293,7 @@ def _add_nobody(sample: Sample) -> None:
     layers = sample.levels["layers"]
     walls = {step.slot: step.wall_ns for step in sample.steps}
     left = sample.wall_ns - sum(walls.values())
-    layers[NOBODY] = Amount("", NOBODY, _rest({**walls, _ONCE: left}, layers, sample.wall_ns))
+    layers[NOBODY] = Amount("", NOBODY, _rest({**walls, ONCE: left}, layers, sample.wall_ns))
 
 
 def _rest(wall: Slots, layers: Amounts, wall_ns: int) -> dict[Slot, int]:
@@ -303,119 +301,11 @@ def _rest(wall: Slots, layers: Amounts, wall_ns: int) -> dict[Slot, int]:
     left = dict(wall)
     for amount in layers.values():
         for slot, spent in amount.slots.items():
-            at = slot if slot in left else _ONCE
+            at = slot if slot in left else ONCE
             left[at] = left.get(at, 0) - spent
     if all(value >= 0 for value in left.values()):
         return {slot: value for slot, value in left.items() if value}
-    return {_ONCE: wall_ns - sum(amount.total for amount in layers.values())}
-
-
-def of_report(report: Report, label: str, name: str = "") -> Sample:
-    """A report without its spans: layers, steps, and the operators that it lists. Raises KeyError: no such pass."""
-    name = name or report.headline_pass
-    one = report.passes[name]
-    layers: Amounts = {}
-    for place, spent in one.own_ns.items():
-        number = place.partition(".")[0]
-        if not number.isdecimal():  # a file may say anything
-            continue
-        layer = int(number)
-        amount = layers.setdefault(layer, Amount("", layer))
-        amount.slots[_ONCE] = amount.slots.get(_ONCE, 0) + spent
-    if one.unattributed_ns is not None:
-        layers[NOBODY] = Amount("", NOBODY, {_ONCE: one.unattributed_ns})
-    met: dict[str, int] = {}
-    steps = []
-    for row in one.steps:
-        phase = str(row.get("phase") or STEP)
-        steps.append(Step((phase, met.get(phase, 0)), row.get("index"), int(row["wall_ns"]), row.get("tokens")))
-        met[phase] = met.get(phase, 0) + 1
-    why = "a report holds no spans: give the run"
-    sample = Sample(
-        label=label,
-        kind="report",
-        pass_name=name,
-        wall_ns=one.wall_ns,
-        ttft_ns=one.ttft_ns,
-        tokens=dict(report.tokens) if name == report.headline_pass else {},
-        pace=_pace_of_report(report, name),
-        facts={k: v for k, v in (("prompt", report.prompt), ("model", report.model)) if v},
-        steps=steps,
-        looks_inside=any(layer in layers for layer in _OPERATORS),
-        levels={"layers": layers, "steps": step_amounts(steps)},
-        missing={"spans": why, "modules": why, "kernels": why},
-        partial=frozenset(("operators",)),
-    )
-    if report.operators and name in (report.headline_pass, report.operators_pass):
-        sample.levels["operators"] = {
-            str(o["name"]): Amount(str(o["name"]), 4, {_ONCE: int(o["own_ns"])}) for o in report.operators
-        }
-        sample.deep_pass = report.operators_pass
-    else:
-        sample.missing["operators"] = "the report lists none"
-    return sample
-
-
-def _pace_of_report(report: Report, name: str) -> Pace:
-    """As the report tells it, or of what an older one kept."""
-    if kept := report.passes[name].pace:
-        return _pace({"pace": kept})
-    if name != report.headline_pass:
-        return Pace(why="a report does not tell it")
-    if report.ttft_ns is None:
-        return Pace(why="the reply was not streamed")
-    times = [int(row["arrival_ns"]) for row in report.token_times if row.get("arrival_ns") is not None]
-    # Of a token without an arrival at the end it is known that it has no text.
-    ended = bool(report.token_times) and report.token_times[-1].get("arrival_ns") is None
-    return pace(times, report.tokens.get("output"), end_mark=ended)
-
-
-def of_import(found: Imported, label: str) -> Sample:
-    """A recording: when kernels ran, and every kernel by name. Operators are the largest ones, by own host time."""
-    figures = found.figures
-    steps = [
-        Step(("step", number), row.get("index"), int(row["span_ns"]), name=str(row.get("name") or f"step {number}"))
-        for number, row in enumerate(found.steps)
-    ]
-    kernels: Amounts = {}
-    for name, _, spent in found.kernels:
-        amount = kernels.setdefault(name, Amount(name, 3, {_ONCE: 0}))
-        amount.slots[_ONCE] += spent
-    devices = max(1, len(figures["devices"]))
-    wall = int(figures["span_ns"]) * devices
-    sample = Sample(
-        label=label,
-        kind="import",
-        pass_name="import",
-        wall_ns=int(figures["span_ns"]),
-        steps=steps if devices == 1 else [],
-        levels={"steps": step_amounts(steps), "kernels": kernels},
-        missing={
-            "spans": "a recording of the chip shows no request",
-            "modules": "modules of recordings are not compared",
-        },
-        partial=frozenset(("operators",)),
-    )
-    if kernels:
-        busy = {("step", n): int(row["busy_ns"]) for n, row in enumerate(found.steps)} if devices == 1 else {}
-        rest = int(figures["busy_ns"]) - sum(busy.values())
-        slots = {**busy, _ONCE: rest} if rest >= 0 else {_ONCE: int(figures["busy_ns"])}
-        sample.levels["layers"] = {
-            3: Amount("", 3, slots),
-            NOBODY: Amount("", NOBODY, {_ONCE: max(0, wall - int(figures["busy_ns"]))}),
-        }
-        if devices > 1:
-            sample.notes.append(f"{label} has {devices} devices: kernel time is the sum over them")
-    else:
-        sample.missing |= {"kernels": "no kernel is in it", "layers": "no kernel is in it"}
-        del sample.levels["kernels"]
-    if found.operators:
-        sample.levels["operators"] = {
-            str(o["name"]): Amount(str(o["name"]), 4, {_ONCE: int(o["own_ns"])}) for o in found.operators
-        }
-    else:
-        sample.missing["operators"] = "no operator is in it"
-    return sample
+    return {ONCE: wall_ns - sum(amount.total for amount in layers.values())}
 
 
 def again_values(sample: Sample, level: str, key: Hashable, layer: int) -> list[int]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from tokentrace.compare.sample import Sample, of_import, of_pass, of_report
+from tokentrace.compare.sample import Sample, of_pass
+from tokentrace.compare.spanless import of_import, of_report
 from tokentrace.errors import UsageError
 from tokentrace.wording import duration, listed, plural
 
